@@ -1,0 +1,147 @@
+"""The process: descriptors, the embedded store, the event loop, signals, and the exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from sidecar import __version__
+from sidecar.config import Config, Limits
+from sidecar.embedded import Embedded
+from sidecar.errors import StartError
+from sidecar.logline import Foreign, Log
+
+if TYPE_CHECKING:
+    from sidecar.assembly import Assembly
+
+# Beside two descriptors an exchange (client and upstream): listeners, the store, the loop, idle clients, spooled content.
+SPARE_DESCRIPTORS = 256
+
+
+def serve(config: Config, *, reread: Callable[[], Config]) -> int:
+    """Run the sidecar until a signal ends it; the exit code.
+
+    `reread` gives the configuration as it is now, for SIGHUP. Raises: StartError.
+    """
+    log = Log(config.log)
+    logging.basicConfig(handlers=[Foreign(log)], force=True)
+    config = replace(config, limits=_fitting(config.limits, log))
+    embedded = None
+    if config.store.url.startswith("embedded:"):
+        embedded = Embedded(
+            config.store.url.removeprefix("embedded:"),
+            memory_bytes=config.store.memory_bytes,
+            report=lambda sentence: log.info("store", message=sentence),
+        )
+        embedded.launch()
+    try:
+        # Imported only now: the store's server starts beside it. uvloop is not to be had everywhere.
+        from sidecar.assembly import Assembly
+
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            return runner.run(_live(config, log, embedded, Assembly, reread))
+    finally:
+        if embedded is not None:
+            embedded.kill()
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+def _fitting(limits: Limits, log: Log) -> Limits:
+    """The limits with as many outstanding requests as there are descriptors for.
+
+    Raises: StartError where the configuration asks for more than the system gives.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    need = 2 * limits.outstanding + SPARE_DESCRIPTORS
+    ceiling = need if hard == resource.RLIM_INFINITY else hard
+    if soft != resource.RLIM_INFINITY and soft < min(need, ceiling):
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(need, ceiling), hard))
+        except (OSError, ValueError):
+            ceiling = soft
+    if need <= ceiling:
+        return limits
+    fits = max(1, (ceiling - SPARE_DESCRIPTORS) // 2)
+    if limits.outstanding != Limits().outstanding:
+        raise StartError(
+            f"limits.outstanding: {limits.outstanding} needs {need} file descriptors and this process may have"
+            f" {ceiling}; raise the hard limit (ulimit -Hn), or write at most {fits}"
+        )
+    log.warning("limits", message=f"{ceiling} file descriptors are allowed, so at most {fits} requests are outstanding")
+    return replace(limits, outstanding=fits)
+
+
+async def _live(
+    config: Config, log: Log, embedded: Embedded | None, assembly: type[Assembly], reread: Callable[[], Config]
+) -> int:
+    loop = asyncio.get_running_loop()
+    running = assembly(config, log, embedded)
+    signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, signals.put_nowait, number)
+    loop.add_signal_handler(signal.SIGHUP, lambda: running.reload(reread))
+    log.info("start", version=__version__, python=sys.version.split()[0], loop=type(loop).__module__, parser=_parser())
+    try:
+        await running.start()
+        # What was made by now lives as long as the process: the collector need not look at it again.
+        gc.freeze()
+        ended = await _first(signals.get(), running.failed)
+        if isinstance(ended, StartError):
+            raise ended
+        left = await _end(running, signals, 0.0 if ended == signal.SIGINT else config.drain_s)
+    finally:
+        await running.close()
+    if left:
+        log.error("end", message=f"{left} outcomes could not be recorded; their keys will read as unknown")
+        return 1
+    log.info("end", message="everything is recorded")
+    return 0
+
+
+def _parser() -> str:
+    """Which HTTP parser reads the clients: the C one, or aiohttp's slower one in Python."""
+    from aiohttp.http_parser import HttpRequestParser, HttpRequestParserPy
+
+    return "python" if HttpRequestParser is HttpRequestParserPy else "c"
+
+
+async def _first(got: object, failed: asyncio.Future[StartError]) -> object:
+    task = asyncio.ensure_future(got)  # type: ignore[call-overload]
+    await asyncio.wait([task, failed], return_when=asyncio.FIRST_COMPLETED)
+    if failed.done():
+        task.cancel()
+        return failed.result()
+    return task.result()
+
+
+async def _end(running: Assembly, signals: asyncio.Queue[signal.Signals], drain_s: float) -> int:
+    """Drain and finish; a second signal ends it now and makes the exit code 1."""
+    loop = asyncio.get_running_loop()
+
+    async def in_peace() -> int:
+        await running.drain(drain_s)
+        return await running.finish()
+
+    peace = loop.create_task(in_peace())
+    again = loop.create_task(signals.get())
+    await asyncio.wait([peace, again], return_when=asyncio.FIRST_COMPLETED)
+    again.cancel()
+    if peace.done():
+        return peace.result()
+    peace.cancel()
+    await asyncio.gather(peace, return_exceptions=True)
+    return max(1, await running.finish_now())

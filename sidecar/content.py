@@ -1,0 +1,121 @@
+"""Content of a message that is kept whole: in memory while small, in an unlinked file above that.
+
+Knows how many bytes the process holds in memory for contents and refuses to hold more than its bound.
+Spooled content is a file without a name, readable by nobody else. Where no directory is writable (a
+read-only file system) everything stays in memory, within the same bound.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from typing import IO
+
+# Below this a content never touches the disk: most mails are smaller, and a file costs four system calls.
+SPOOL_ABOVE_BYTES = 256 * 1024
+PIECE_BYTES = 64 * 1024
+
+
+class MemoryFullError(Exception):
+    """The bound of `Memory` is reached: the caller answers 503 `overloaded`, nothing was sent."""
+
+
+class Memory:
+    """How many bytes of content this process may hold in memory (`limits.memory`), and holds."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        """`limit_bytes`: at least 1."""
+        self.limit_bytes = limit_bytes
+        self.held_bytes = 0
+
+    def take(self, amount: int) -> None:
+        """Count `amount` more bytes as held.
+
+        Raises: MemoryFullError, and then nothing is counted.
+        """
+        if self.held_bytes + amount > self.limit_bytes:
+            raise MemoryFullError
+        self.held_bytes += amount
+
+    def give(self, amount: int) -> None:
+        """Count `amount` bytes as held no more."""
+        self.held_bytes -= amount
+
+
+class Content:
+    """Bytes that arrive in pieces and are read again as often as needed. `close()` frees them."""
+
+    __slots__ = ("_file", "_held", "_memory", "_parts", "size")
+
+    def __init__(self, memory: Memory) -> None:
+        """`memory`: the process's account, which this content is counted in."""
+        self.size = 0
+        self._memory = memory
+        self._parts: list[bytes] = []
+        self._held = 0
+        self._file: IO[bytes] | None = None
+
+    def write(self, piece: bytes) -> None:
+        """Append `piece`.
+
+        Raises: MemoryFullError when neither memory nor a directory has room for it.
+        """
+        if self._file is None and self.size + len(piece) > SPOOL_ABOVE_BYTES:
+            self._spool()
+        if self._file is None:
+            self._memory.take(len(piece))
+            self._held += len(piece)
+            self._parts.append(piece)
+        else:
+            try:
+                self._file.write(piece)
+            except OSError as exc:  # the disk is full
+                raise MemoryFullError from exc
+        self.size += len(piece)
+
+    def _spool(self) -> None:
+        try:
+            # buffering=0: what was written is what is read, and no second copy stays in memory.
+            spool = tempfile.TemporaryFile(buffering=0)
+        except OSError:
+            return  # nothing is writable here: memory, within its bound
+        try:
+            for part in self._parts:
+                spool.write(part)
+        except OSError:
+            spool.close()
+            return
+        self._file = spool
+        self._parts = []
+        self._memory.give(self._held)
+        self._held = 0
+
+    @property
+    def spooled(self) -> bool:
+        """Whether the content lies in a file."""
+        return self._file is not None
+
+    def pieces(self) -> Iterator[bytes]:
+        """The content from its start, in pieces of at most 64 KiB where it is spooled."""
+        if self._file is None:
+            yield from self._parts
+            return
+        descriptor = self._file.fileno()
+        at = 0
+        while piece := os.pread(descriptor, PIECE_BYTES, at):
+            at += len(piece)
+            yield piece
+
+    def whole(self) -> bytes:
+        """The content as one value; for contents that are known to be small."""
+        return b"".join(self.pieces())
+
+    def close(self) -> None:
+        """Free memory and file. May be called twice."""
+        self._memory.give(self._held)
+        self._held = 0
+        self._parts = []
+        if self._file is not None:
+            self._file.close()
+            self._file = None
