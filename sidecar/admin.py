@@ -54,7 +54,7 @@ class Admin:
         token: str,
         everywhere: bool,
     ) -> None:
-        """`everywhere`: the listener can be reached from beyond this host, so that without a token only health is served."""
+        """`everywhere`: it can be reached from beyond this host, so that without a token only health is served."""
         self._metrics = metrics
         self._readiness = readiness
         self._stats = stats

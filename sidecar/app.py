@@ -8,9 +8,9 @@ import logging
 import resource
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sidecar import __version__
 from sidecar.config import Config, Limits
@@ -21,7 +21,7 @@ from sidecar.logline import Foreign, Log
 if TYPE_CHECKING:
     from sidecar.assembly import Assembly
 
-# Beside two descriptors an exchange (client and upstream): listeners, the store, the loop, idle clients, spooled content.
+# Beside two descriptors an exchange (client, upstream): listeners, the store, the loop, idle clients, spooled content.
 SPARE_DESCRIPTORS = 256
 
 
@@ -119,9 +119,12 @@ def _parser() -> str:
     return "python" if HttpRequestParser is HttpRequestParserPy else "c"
 
 
-async def _first(got: object, failed: asyncio.Future[StartError]) -> object:
-    task = asyncio.ensure_future(got)  # type: ignore[call-overload]
-    await asyncio.wait([task, failed], return_when=asyncio.FIRST_COMPLETED)
+async def _first(
+    got: Coroutine[None, None, signal.Signals], failed: asyncio.Future[StartError]
+) -> signal.Signals | StartError:
+    task = asyncio.get_running_loop().create_task(got)
+    either: set[asyncio.Future[Any]] = {task, failed}
+    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
     if failed.done():
         task.cancel()
         return failed.result()

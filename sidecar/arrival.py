@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from sidecar.errors import Outcome, ProblemError
 from sidecar.routing import Match
@@ -11,7 +11,10 @@ from sidecar.server import Inbound
 
 @dataclass(slots=True)
 class Arrival:
-    """Filled in step by step. `outcome` is what the request ends as if nothing else happens any more."""
+    """Filled in step by step. `outcome` is what the request ends as if nothing else happens any more.
+
+    `begun`: bytes may have left. `left`: the client has. `behind`: its exchange goes on without it.
+    """
 
     inbound: Inbound
     begin_s: float
@@ -26,8 +29,8 @@ class Arrival:
     upstream_s: float = 0.0
     begun: bool = False
     left: bool = False
+    behind: bool = False
     logged: bool = False
-    notes: dict[str, str] = field(default_factory=dict)
 
     @property
     def route(self) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import replace
 
 from aiohttp import web
@@ -52,6 +54,7 @@ class Assembly:
             socket_path="" if embedded is None else embedded.socket_path,
             wall_ms=lambda: time.time_ns() // 1_000_000,
             report=lambda sentence: log.warning("store", message=sentence),
+            observe=lambda script, took_s: self.metrics.observe("sidecar_store_seconds", script, took_s),
         )
         self._flights = Flights(self._store, metrics=self.metrics, log=log)
         self._exchanges = Exchanges(
@@ -125,10 +128,12 @@ class Assembly:
             await self._listen_admin()
         for warning in config.warnings:
             self._log.warning("configuration", message=warning)
-        self._log.info("serving", listen=", ".join(map(str, config.listen)), admin=", ".join(map(str, config.admin.listen)))
+        self._log.info(
+            "serving", listen=", ".join(map(str, config.listen)), admin=", ".join(map(str, config.admin.listen))
+        )
 
-    def _hold(self, work: object) -> None:
-        self._tasks.append(asyncio.get_running_loop().create_task(work))  # type: ignore[arg-type]
+    def _hold(self, work: Coroutine[None, None, None]) -> None:
+        self._tasks.append(asyncio.get_running_loop().create_task(work))
 
     def _report(self, sentence: str) -> None:
         self._log.warning("listen", message=sentence)
@@ -165,7 +170,7 @@ class Assembly:
                 await web.SockSite(self._admin, made).start()
 
     async def _check_store(self) -> None:
-        """Look at the store's promises once it can be asked; a missing right ends the start, an absent store does not."""
+        """Look at the store's promises once it can be asked; a missing right ends the start, an absent store not."""
         while not self._checked:
             try:
                 await self._store.check()
@@ -280,16 +285,18 @@ class Assembly:
         for site in self._sites:
             await site.stop()
         await asyncio.sleep(ACCEPTED_S)
-        self._proxy.closed = True
+        self._proxy.end()
         await self._exchanges.finish()
-        while self._proxy.under_way:
+        # What is passed through is bounded by silence alone, so here by time.
+        until_s = time.monotonic() + max((route.timeout.total_s for route in self._config.routes), default=0.0)
+        while self._proxy.under_way and time.monotonic() < until_s:  # noqa: ASYNC110 - once a process
             await asyncio.sleep(0.01)
         lease_s = max((send.policy.lease_s for route in self._config.routes for send in route.sends), default=0.0)
         return await self._flights.drain(lease_s)
 
     async def finish_now(self) -> int:
         """A second signal: what has not begun is released, what has is marked unknown."""
-        self._proxy.draining = self._proxy.closed = True
+        self._proxy.end()
         self._exchanges.end_now()
         await self._exchanges.finish()
         return await self._flights.drain(2 * self._config.store.timeout_s)
@@ -311,9 +318,6 @@ class Assembly:
 
 
 def _remove_sockets(config: Config) -> None:
-    import os
-    from contextlib import suppress
-
     addresses = (*config.listen, *config.admin.listen, *(one for route in config.routes for one in route.listen))
     for address in addresses:
         if address.unix:
@@ -328,5 +332,3 @@ def _help_url(config: Config) -> str:
             host = "localhost" if address.host in ("0.0.0.0", "::") else address.host  # noqa: S104 - compared, not bound
             return f"http://{Address(host, address.port)}/problems"
     return ""
-
-

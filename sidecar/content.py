@@ -77,7 +77,7 @@ class Content:
     def _spool(self) -> None:
         try:
             # buffering=0: what was written is what is read, and no second copy stays in memory.
-            spool = tempfile.TemporaryFile(buffering=0)
+            spool = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - it lives as long as this content
         except OSError:
             return  # nothing is writable here: memory, within its bound
         try:

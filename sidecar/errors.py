@@ -57,17 +57,11 @@ class Row:
 
 PROBLEMS: dict[Outcome, Row] = {
     Outcome.NO_ROUTE: Row((404,), "No route for this request", Sent.NO, False),
-    Outcome.REQUEST_MALFORMED: Row(
-        (400, 405, 408, 414, 417, 431), "The request cannot be read", Sent.NO, False
-    ),
+    Outcome.REQUEST_MALFORMED: Row((400, 405, 408, 414, 417, 431), "The request cannot be read", Sent.NO, False),
     Outcome.KEY_MISSING: Row((400,), "The idempotency key is missing", Sent.NO, False),
     Outcome.KEY_MALFORMED: Row((400,), "The idempotency key is malformed", Sent.NO, False),
-    Outcome.KEY_REUSED: Row(
-        (422, 409), "The idempotency key was used for another request", None, False
-    ),
-    Outcome.REQUEST_OUTSTANDING: Row(
-        (409,), "A request with this key is outstanding", Sent.UNKNOWN, True
-    ),
+    Outcome.KEY_REUSED: Row((422, 409), "The idempotency key was used for another request", None, False),
+    Outcome.REQUEST_OUTSTANDING: Row((409,), "A request with this key is outstanding", Sent.UNKNOWN, True),
     Outcome.CONTENT_TOO_LARGE: Row((413,), "The content is too large", Sent.NO, False),
     Outcome.STORE_UNAVAILABLE: Row((503,), "The store is unavailable", Sent.NO, True),
     Outcome.OVERLOADED: Row((503,), "The sidecar is overloaded", Sent.NO, True),

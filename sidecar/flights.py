@@ -26,7 +26,10 @@ SHORTEST_TICK_S = 0.02
 
 
 def running_s() -> float:
-    """Seconds of a clock that also runs while the machine is suspended (CLOCK_BOOTTIME; on macOS CLOCK_MONOTONIC does)."""
+    """Seconds of a clock that runs on while the machine is suspended.
+
+    That is CLOCK_BOOTTIME on Linux; CLOCK_MONOTONIC is one on macOS.
+    """
     return time.clock_gettime(_RUNNING)
 
 
@@ -59,7 +62,9 @@ class Flight:
         self.reserved_at_s = asked_at_s
         self.lease_until_s = asked_at_s + claim.lease_s
         self.renew_at_s = asked_at_s + claim.lease_s / 3
-        self.window_until_s = asked_at_s + window_left_ms / 1000 if claim.earlier_unknown and window_left_ms >= 0 else None
+        self.window_until_s = (
+            asked_at_s + window_left_ms / 1000 if claim.earlier_unknown and window_left_ms >= 0 else None
+        )
         self.commands = asyncio.Lock()
         self.settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.last_word: LastWord | None = None
@@ -69,7 +74,7 @@ class Flight:
 
     def found(self, fingerprint: bytes) -> Found:
         """What an arrival under the same key is told without asking the store."""
-        if fingerprint != self.claim.fingerprint and b"off" != self.claim.algorithm:
+        if fingerprint != self.claim.fingerprint and self.claim.algorithm != b"off":
             return Reused(Sent.UNKNOWN)
         left_s = max(0.0, self.lease_until_s - running_s())
         return Outstanding(round(left_s * 1000))

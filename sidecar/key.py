@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NewType
 
@@ -86,7 +86,7 @@ def find(route: Route, fields: Fields) -> Key | None:
     return None
 
 
-def find_in_content(route: Route, watched: dict[str, bytes]) -> Key | None:
+def find_in_content(route: Route, watched: Mapping[str, bytes]) -> Key | None:
     """The key in the members of the content that `key.also` names.
 
     Raises: ProblemError `key-malformed`.

@@ -93,6 +93,11 @@ class Link:
         self._wake.set()
         return reply
 
+    def reconnect(self, reason: str) -> None:
+        """Give up this connection for a new one; what was written on it may have been applied."""
+        if self._open:
+            self._break(reason)
+
     # The life of the connection.
 
     async def _run(self) -> None:

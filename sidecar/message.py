@@ -59,9 +59,7 @@ def end_to_end(fields: Fields) -> Fields:
     """The fields that travel on: hop-by-hop ones and those named in Connection are left out, order kept."""
     named = connection_options(fields)
     return tuple(
-        (name, value)
-        for name, value in fields
-        if (low := name.lower()) not in HOP_BY_HOP and low not in named
+        (name, value) for name, value in fields if (low := name.lower()) not in HOP_BY_HOP and low not in named
     )
 
 

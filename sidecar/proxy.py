@@ -1,16 +1,16 @@
-"""The data plane: the walk of a request, one method per step.
+"""The data plane: the walk of a request.
 
  1 read the head, find the route           `Inbound.check`, `routing.Router`
  2 read the key                            `key.find`
  3 scope                                   `key.scope`, `key.record_id`
- 4 read the content, fingerprint it        `_receive`
+ 4 read the content, fingerprint it        `intake.take`
  5 reserve                                 `exchange.Exchanges.begin`, one script
  6 decide                                  `record.decide`: forward, replay, wait or a problem
  7 approve, where the route asks           not in this version
  8 sign, where the route signs             not in this version
  9 forward once                            `upstream.Upstream.send`
 10 complete, release or mark unknown       `flights.Flights.settle`
-11 answer; one log line, one counter       `_account`
+11 answer; one log line, one counter       `protected.Protected`, `Proxy._account`
 
 Steps 5, 9 and 10 are a task of their own: a client that hangs up changes nothing there.
 """
@@ -18,37 +18,28 @@ Steps 5, 9 and 10 are a task of their own: a client that hangs up changes nothin
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from email.utils import formatdate
 
 from sidecar import key as keys
 from sidecar.arrival import Arrival
-from sidecar.config import Address, Limits, Missing, Route, Send, StoreUnavailable
-from sidecar.content import Content, Memory, MemoryFullError
-from sidecar.errors import Outcome, ProblemError, Sent, StoreError
-from sidecar.exchange import Exchanges, Reply, Sending, native_value, not_kept_problem
-from sidecar.fingerprint import ALGORITHM, Fingerprinter
+from sidecar.config import Address, Limits, Missing, Route, Send
+from sidecar.content import Content, Memory
+from sidecar.errors import Outcome, ProblemError, Sent
+from sidecar.exchange import Exchanges
 from sidecar.flights import Flights
+from sidecar.intake import AWAY_S, Taken, of_this_request, take, too_large
 from sidecar.key import Key
 from sidecar.logline import Log
 from sidecar.message import Fields, connection_options, first
 from sidecar.metrics import Metrics
 from sidecar.passing import pass_through
 from sidecar.problem import render
-from sidecar.record import Completed, Found, Refuse, Replay, Unreadable, Wait, decide
-from sidecar.replay import replay
+from sidecar.protected import Protected
 from sidecar.routing import Match, Router, discriminated, discriminators
 from sidecar.server import Inbound, malformed
-from sidecar.store import Claim
 from sidecar.upstream import Upstream
-
-# An arrival that waits looks again after this long, doubled up to a second; at once where the owner is in this process.
-FIRST_LOOK_S = 0.05
-LONGEST_LOOK_S = 1.0
-# How long a client should stay away when there is nothing better to say.
-AWAY_S = 1.0
-PROTECTED_FALSE = (b"Idempotency-Protected", b"false")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,30 +66,51 @@ class Proxy:
         token: bytes,
         help_url: str,
     ) -> None:
-        """`token`: random bytes of this process, the beginning of every owner token. `help_url`: see `problem.render`."""
+        """`token`: random bytes of this process. `help_url`: see `problem.render`."""
         self.table = table
         self.draining = False
-        self.closed = False
         self.under_way = 0
-        self.waiting = 0
         self.sends = 0
-        self.unprotected = 0
-        self._flights = flights
-        self._exchanges = exchanges
+        self._keyless = 0
         self._memory = memory
         self._limits = limits
         self._metrics = metrics
         self._log = log
-        self._token = token
-        self._number = 0
         self._help_url = help_url
+        self._protected = Protected(
+            flights=flights,
+            exchanges=exchanges,
+            metrics=metrics,
+            log=log,
+            account=self._account,
+            token=token,
+            unfold_bytes=limits.request_bytes,
+        )
+
+    @property
+    def unprotected(self) -> int:
+        """Sends that were forwarded without protection."""
+        return self._keyless + self._protected.unprotected
+
+    @property
+    def waiting(self) -> int:
+        """Arrivals that wait for the first request under their key."""
+        return self._protected.waiting
+
+    @property
+    def closed(self) -> bool:
+        """Whether new requests are refused and waiting ones are told to come back."""
+        return self._protected.closed
+
+    def end(self) -> None:
+        """Take nothing new; what is under way ends by itself."""
+        self.draining = self._protected.closed = True
 
     # The outermost edge: whatever happens inside, the client gets one answer and the log one line.
 
     async def handle(self, inbound: Inbound, listener: Address | None = None) -> bool:
         """Serve one request; whether the connection may go on. `listener`: a route's own, None for the main ones."""
-        loop = asyncio.get_running_loop()
-        arrival = Arrival(inbound, loop.time())
+        arrival = Arrival(inbound, time.perf_counter())
         if self.draining:
             inbound.keep_alive = False
         self.under_way += 1
@@ -112,8 +124,8 @@ class Proxy:
         except asyncio.CancelledError:
             arrival.left = True
             raise
-        except Exception as exc:
-            # Nothing was sent by this task itself: exchanges are tasks of their own and settle their own faults.
+        except Exception as exc:  # noqa: BLE001 - the outermost edge
+            # Nothing is undone by this: exchanges are tasks of their own and settle their own faults.
             self._log.error("arrival-failed", exc, route=arrival.route)
             await self._refuse(arrival, _fault(arrival))
         finally:
@@ -145,7 +157,7 @@ class Proxy:
 
     def _account(self, arrival: Arrival) -> None:
         arrival.logged = True
-        took_s = asyncio.get_running_loop().time() - arrival.begin_s
+        took_s = time.perf_counter() - arrival.begin_s
         self._metrics.count("sidecar_requests", arrival.route, arrival.outcome)
         self._metrics.observe("sidecar_request_seconds", arrival.route, took_s)
         problem = arrival.problem
@@ -170,10 +182,7 @@ class Proxy:
 
     async def _walk(self, arrival: Arrival, listener: Address | None) -> None:
         inbound = arrival.inbound
-        if self.closed:
-            raise ProblemError(Outcome.DRAINING, _own("It is sent nowhere; try another one."), retry_after_s=AWAY_S)
-        if self.under_way > self._limits.outstanding:
-            raise ProblemError(Outcome.OVERLOADED, _own("Too many requests are under way."), retry_after_s=AWAY_S)
+        self._admit()
         declared = inbound.check(self._limits.header_bytes)
         match = self.table.router.match(
             listener=listener, host=first(inbound.fields, b"host"), method=inbound.method, target=inbound.target
@@ -181,264 +190,87 @@ class Proxy:
         arrival.match = match
         _check_connection(match.route, inbound.fields)
         inbound.expects_continue()
-        arrival.outcome = Outcome.PASSED
         if not match.sends:
+            arrival.outcome = Outcome.PASSED
             await self._pass(arrival, None)
             return
         if declared is not None and declared > self._limits.request_bytes:
-            raise self._too_large()
-        send = None if discriminators(match) else match.sends[0]
-        key = None if send is None else self._key(match.route, inbound.fields)
-        if send is not None and key is None and not keys.members(match.route):
-            await self._without_key(arrival, send, None)
+            raise too_large(self._limits)
+        if discriminators(match):
+            await self._told_by_content(arrival, match)
             return
-        await self._send(arrival, match, send, key)
+        send = match.sends[0]
+        key = keys.find(match.route, inbound.fields)
+        if key is None and not keys.members(match.route):
+            await self._keyless_send(arrival, send, None)
+        else:
+            await self._send(arrival, match.route, send, key, await self._take(arrival, match.route, key))
 
-    @staticmethod
-    def _key(route: Route, fields: Fields) -> Key | None:
-        return keys.find(route, fields)
+    def _admit(self) -> None:
+        if self.closed:
+            detail = of_this_request("This sidecar shuts down; ask another one, or later.")
+            raise ProblemError(Outcome.DRAINING, detail, retry_after_s=AWAY_S)
+        if self.under_way > self._limits.outstanding:
+            detail = of_this_request("Too many requests are under way (limits.outstanding).")
+            raise ProblemError(Outcome.OVERLOADED, detail, retry_after_s=AWAY_S)
 
-    async def _without_key(self, arrival: Arrival, send: Send, content: Content | None) -> None:
+    async def _take(
+        self, arrival: Arrival, route: Route, key: Key | None, names: frozenset[bytes] = frozenset()
+    ) -> Taken:
+        watch = (*(name.decode() for name in names), *(keys.members(route) if key is None else ()))
+        return await take(arrival, memory=self._memory, limits=self._limits, watch=watch)
+
+    async def _told_by_content(self, arrival: Arrival, match: Match) -> None:
+        """A path that sends or reads, as a query or form field says (`Action=SendEmail`)."""
+        names = discriminators(match)
+        key = keys.find(match.route, arrival.inbound.fields)
+        taken = await self._take(arrival, match.route, key, names)
+        found = {name: taken.watched[name.decode()] for name in names if name.decode() in taken.watched}
+        send = discriminated(match, found)
+        if send is None:
+            arrival.outcome = Outcome.PASSED
+            await self._pass(arrival, taken.content)
+        else:
+            await self._send(arrival, match.route, send, key, taken)
+
+    async def _send(self, arrival: Arrival, route: Route, send: Send, key: Key | None, taken: Taken) -> None:
+        try:
+            if key is None:
+                key = keys.find_in_content(route, taken.watched)
+        except ProblemError:
+            taken.content.close()
+            raise
+        if key is None:
+            await self._keyless_send(arrival, send, taken.content)
+            return
+        arrival.send = send.text
+        self.sends += 1
+        upstream = self.table.upstreams[route.name]
+        await self._protected.answer(arrival, self._protected.sending(arrival, upstream, send, key, taken))
+
+    async def _keyless_send(self, arrival: Arrival, send: Send, content: Content | None) -> None:
         """A send without a key: refused, or forwarded unprotected, as the route says."""
         assert arrival.match is not None
         arrival.send = send.text
-        if arrival.match.route.key.missing is Missing.REJECT:
-            raise ProblemError(
-                Outcome.KEY_MISSING,
-                f"This route asks for a key. Send {arrival.match.route.key.field} with a value of your own per mail.",
-            )
         self.sends += 1
-        self.unprotected += 1
+        rules = arrival.match.route.key
+        if rules.missing is Missing.REJECT:
+            if content is not None:
+                content.close()
+            raise ProblemError(
+                Outcome.KEY_MISSING, f"This route asks for a key: send {rules.field} with a value of your own per mail."
+            )
+        self._keyless += 1
         arrival.outcome = Outcome.UNPROTECTED
         await self._pass(arrival, content)
 
     async def _pass(self, arrival: Arrival, content: Content | None) -> None:
         assert arrival.match is not None
-        upstream = self.table.upstreams[arrival.match.route.name]
-        await pass_through(arrival, upstream, content)
-
-    # Steps 3 and 4: the content, its fingerprint, and with them everything that names the record.
-
-    async def _send(self, arrival: Arrival, match: Match, send: Send | None, key: Key | None) -> None:
-        route = match.route
-        arrival.outcome = Outcome.REQUEST_MALFORMED  # what a client that leaves during its upload ends as
-        names = discriminators(match) if send is None else frozenset()
-        watch = (*(name.decode() for name in names), *(keys.members(route) if key is None else ()))
-        printer = Fingerprinter(
-            route.fingerprint,
-            route=route.name,
-            method=arrival.inbound.method,
-            path=match.path,
-            query=match.query,
-            fields=arrival.inbound.fields,
-            watch=watch,
-            limit_bytes=self._limits.request_bytes,
-        )
-        content = Content(self._memory)
-        kept = False
         try:
-            await self._receive(arrival, content, printer)
-            fingerprint = printer.finish()
-            watched = dict(printer.watched())
-            if send is None:
-                send = discriminated(match, {name: watched[name.decode()].strip() for name in names if name.decode() in watched})
-                if send is None:
-                    arrival.outcome = Outcome.PASSED
-                    await self._pass(arrival, content)
-                    return
-                key = self._key(route, arrival.inbound.fields)
-            if key is None:
-                key = keys.find_in_content(route, watched)
-            if key is None:
-                await self._without_key(arrival, send, content)
-                return
-            arrival.send = send.text
-            self.sends += 1
-            kept = await self._protected(arrival, self._sending(arrival, send, key, content, bytes(fingerprint)))
+            await pass_through(arrival, self.table.upstreams[arrival.match.route.name], content)
         finally:
-            if not kept:
+            if content is not None:
                 content.close()
-
-    async def _receive(self, arrival: Arrival, content: Content, printer: Fingerprinter) -> None:
-        """Read the content whole, a piece at a time; other requests run in between."""
-        assert arrival.match is not None
-        inbound = arrival.inbound
-        inbound.go_on()
-        try:
-            async with asyncio.timeout(arrival.match.route.timeout.receive_s):
-                while piece := await inbound.piece():
-                    if content.size + len(piece) > self._limits.request_bytes:
-                        raise self._too_large()
-                    content.write(piece)
-                    for _ in printer.feed(piece):
-                        await asyncio.sleep(0)
-        except TimeoutError as exc:
-            raise malformed("The content did not arrive in time.", 408) from exc
-        except MemoryFullError as exc:
-            raise ProblemError(
-                Outcome.OVERLOADED, _own("There is no room for this content now."), retry_after_s=AWAY_S
-            ) from exc
-        arrival.content_bytes = content.size
-
-    def _too_large(self) -> ProblemError:
-        return ProblemError(
-            Outcome.CONTENT_TOO_LARGE,
-            _own(f"At most {self._limits.request_bytes} bytes of content are taken (limits.request)."),
-        )
-
-    def _sending(self, arrival: Arrival, send: Send, key: Key, content: Content, fingerprint: bytes) -> Sending:
-        match, fields = arrival.match, arrival.inbound.fields
-        assert match is not None
-        route, policy = match.route, send.policy
-        self._number += 1
-        claim = Claim(
-            record=keys.record_id(keys.scope(route, fields), key),
-            route=route.name,
-            token=b"%b-%x" % (self._token, self._number),
-            fingerprint=fingerprint,
-            algorithm=ALGORITHM if route.fingerprint.enabled else b"off",
-            lease_s=policy.lease_s,
-            hold_for_s=policy.hold_for_s,
-            native=native_value(route, key),
-            credential=keys.credential(route, fields),
-            accept_encoding=first(fields, b"accept-encoding") or b"",
-            key_text=key.value if route.record_key == "text" else b"",
-        )
-        arrival.record = claim.record
-        return Sending(
-            route=route,
-            policy=policy,
-            upstream=self.table.upstreams[route.name],
-            method=arrival.inbound.method,
-            target=match.target,
-            fields=fields,
-            content=content,
-            claim=claim,
-        )
-
-    # Steps 5 and 6: reserve, decide, perhaps wait.
-
-    async def _protected(self, arrival: Arrival, sending: Sending) -> bool:
-        """Answer a protected send; True where the content belongs to an exchange now."""
-        loop = asyncio.get_running_loop()
-        until_s = loop.time() + sending.policy.wait_limit_s
-        pause_s = FIRST_LOOK_S
-        arrival.outcome = Outcome.REQUEST_OUTSTANDING  # what a client that leaves while it waits ends as
-        while True:
-            found = await self._ask(arrival, sending)
-            if isinstance(found, Reply):
-                await self._deliver(arrival, found)
-                return True
-            if isinstance(found, Unreadable):
-                self._metrics.count("sidecar_records_unreadable", sending.route.name)
-                self._log.warning("record-unreadable", route=sending.route.name, record=sending.claim.record)
-            decision = decide(
-                found, concurrent=sending.policy.concurrent, mismatch_status=sending.route.fingerprint.mismatch
-            )
-            match decision:
-                case Replay(completed):
-                    await self._replay(arrival, sending.route, completed)
-                    return False
-                case Refuse(problem):
-                    raise problem
-                case Wait(problem) if loop.time() >= until_s:
-                    raise problem
-                case _:
-                    await self._wait(sending, min(pause_s, until_s - loop.time()), until_s)
-                    pause_s = min(2 * pause_s, LONGEST_LOOK_S)
-
-    async def _ask(self, arrival: Arrival, sending: Sending) -> Found | Reply:
-        """What stands under this key: this process's own flight first, then the store; or the exchange's reply."""
-        own = self._flights.get(sending.claim.record)
-        if own is not None:
-            return own.found(sending.claim.fingerprint)
-        try:
-            return await self._await(arrival, self._exchanges.begin(sending), sending)
-        except StoreError as exc:
-            if sending.policy.store_unavailable is StoreUnavailable.REJECT:
-                raise ProblemError(
-                    Outcome.STORE_UNAVAILABLE,
-                    _own("The store cannot be asked whether this key was used, so nothing was sent."),
-                    retry_after_s=AWAY_S,
-                ) from exc
-        self.unprotected += 1
-        return await self._await(arrival, self._exchanges.begin_unreserved(sending), sending)
-
-    async def _await(self, arrival: Arrival, task: asyncio.Task[Found | Reply], sending: Sending) -> Found | Reply:
-        """Wait for the exchange without holding on to it: where the client leaves, it goes on and is logged at its end."""
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            if task.done() and task.cancelled():
-                raise
-            arrival.logged = arrival.left = True
-            task.add_done_callback(lambda done: self._left_behind(arrival, done, sending))
-            raise
-
-    def _left_behind(self, arrival: Arrival, task: asyncio.Task[Found | Reply], sending: Sending) -> None:
-        """An exchange without a client has ended: its line is written, its contents are freed."""
-        if task.cancelled():
-            arrival.outcome = Outcome.OUTCOME_UNKNOWN
-        elif task.exception() is not None:
-            sending.content.close()
-            arrival.outcome = Outcome.STORE_UNAVAILABLE
-        elif isinstance(reply := task.result(), Reply):
-            self._note(arrival, reply)
-            reply.close()
-        else:
-            sending.content.close()
-        self._account(arrival)
-
-    async def _wait(self, sending: Sending, pause_s: float, until_s: float) -> None:
-        """Until the first request may have ended; no connection to the store is held meanwhile."""
-        self.waiting += 1
-        try:
-            own = self._flights.get(sending.claim.record)
-            if own is None:
-                await asyncio.sleep(pause_s)
-                return
-            left_s = until_s - asyncio.get_running_loop().time()
-            await asyncio.wait([own.settled], timeout=left_s)
-        finally:
-            self.waiting -= 1
-
-    # Step 11: the answer.
-
-    def _note(self, arrival: Arrival, reply: Reply) -> None:
-        arrival.attempt, arrival.upstream_s = reply.attempt, reply.upstream_s
-        if reply.problem is not None:
-            arrival.outcome, arrival.problem, arrival.status = reply.problem.slug, reply.problem, reply.problem.status
-        elif reply.answer is not None:
-            arrival.outcome = Outcome.FORWARDED if reply.protected else Outcome.UNPROTECTED
-            arrival.status = reply.answer.status
-
-    async def _deliver(self, arrival: Arrival, reply: Reply) -> None:
-        self._note(arrival, reply)
-        try:
-            if reply.problem is not None:
-                raise reply.problem
-            assert reply.answer is not None
-            answer = reply.answer
-            if not reply.protected:
-                # The one field we ever add to a fresh answer (amendment to section 12).
-                answer = type(answer)(answer.status, answer.reason, (*answer.fields, PROTECTED_FALSE), answer.content)
-            await arrival.inbound.answer(answer, reply.content)
-        finally:
-            reply.close()
-
-    async def _replay(self, arrival: Arrival, route: Route, completed: Completed) -> None:
-        status = completed.answer.status
-        if not completed.kept:
-            raise not_kept_problem(status, sent=Sent.UNKNOWN if 200 <= status < 300 else Sent.NO)
-        answer = replay(
-            completed,
-            route,
-            accept_encoding=first(arrival.inbound.fields, b"accept-encoding"),
-            date=formatdate(usegmt=True).encode("ascii"),
-            limit_bytes=self._limits.request_bytes,
-        )
-        arrival.outcome, arrival.status = Outcome.REPLAYED, answer.status
-        await arrival.inbound.answer(answer)
 
 
 def _check_connection(route: Route, fields: Fields) -> None:
@@ -452,14 +284,10 @@ def _check_connection(route: Route, fields: Fields) -> None:
         raise malformed("The Connection field names a field that has to travel on.")
 
 
-def _own(text: str) -> str:
-    """A detail about this request alone: the record of its key was not read."""
-    return f"{text} This request was not sent; its key's record was not read."
-
-
 def _fault(arrival: Arrival) -> ProblemError:
-    if arrival.begun:
-        return ProblemError(Outcome.OUTCOME_UNKNOWN, "A fault of the sidecar after the request may have been sent.")
-    return ProblemError(Outcome.INTERNAL_ERROR, "A fault of the sidecar, before anything was sent. Repeat the request.")
-
-
+    """500 where nobody foresaw what happened; whether a mail may have left is still told right."""
+    return ProblemError(
+        Outcome.INTERNAL_ERROR,
+        "A fault of the sidecar. Repeat the same request under the same key.",
+        sent=Sent.UNKNOWN if arrival.begun else Sent.NO,
+    )

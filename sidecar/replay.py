@@ -8,7 +8,9 @@ from sidecar.message import Answer, Field, Fields, first
 from sidecar.record import Completed
 
 
-def replay(completed: Completed, route: Route, *, accept_encoding: bytes | None, date: bytes, limit_bytes: int) -> Answer:
+def replay(
+    completed: Completed, route: Route, *, accept_encoding: bytes | None, date: bytes, limit_bytes: int
+) -> Answer:
     """The stored answer as this retry gets it.
 
     `accept_encoding`: the retry's field, None where it has none. `date`: the Date of now (RFC 9110 section 6.6.1).
@@ -28,7 +30,7 @@ def replay(completed: Completed, route: Route, *, accept_encoding: bytes | None,
         elif mark and low == mark.lower():
             # The upstream has a field of this name: the replay's is in its place.
             if not marked:
-                made.append((name, b"true"))
+                made.append((mark, b"true"))
                 marked = True
         else:
             made.append((name, value))

@@ -6,12 +6,11 @@ What a client sent is read from aiohttp's parser; what it gets is written here, 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable
-from typing import cast
+from typing import Any, cast
 
 from aiohttp import web
-from aiohttp.http_exceptions import BadHttpMethod, LineTooLong
+from aiohttp.http_exceptions import BadHttpMessage, BadHttpMethod, LineTooLong
 from aiohttp.web_protocol import RequestHandler
 
 from sidecar.content import Content
@@ -53,6 +52,9 @@ class Inbound:
         """
         if sum(len(name) + len(value) + 4 for name, value in self.fields) + len(self.target) > header_bytes:
             raise ProblemError(Outcome.REQUEST_MALFORMED, f"The head is longer than {header_bytes} bytes.", status=431)
+        # The parser also reads HTTP/0.9 and 2.0, which nobody speaks on such a connection.
+        if self.request.version not in ((1, 0), (1, 1)):
+            raise malformed("The version must be HTTP/1.1 or HTTP/1.0.")
         hosts = len(values(self.fields, b"host"))
         # RFC 9112 section 3.2: a request without exactly one Host field is answered with 400.
         if hosts > 1 or (hosts == 0 and not self.http10):
@@ -73,9 +75,7 @@ class Inbound:
         if not expectations or self.http10:
             return False
         if expectations != [b"100-continue"]:
-            raise ProblemError(
-                Outcome.REQUEST_MALFORMED, "Only the expectation 100-continue is known.", status=417
-            )
+            raise ProblemError(Outcome.REQUEST_MALFORMED, "Only the expectation 100-continue is known.", status=417)
         return True
 
     def go_on(self) -> None:
@@ -114,7 +114,9 @@ class Inbound:
         """
         size = len(answer.content) if content is None else content.size
         bare = self.method == b"HEAD" or answer.status in NO_CONTENT
-        head = self.head(answer.status, answer.reason, answer.fields, length=None if answer.status in NO_CONTENT else size)
+        head = self.head(
+            answer.status, answer.reason, answer.fields, length=None if answer.status in NO_CONTENT else size
+        )
         if content is None or content.size <= PIECE_BYTES:
             whole = answer.content if content is None else content.whole()
             await self.write(head if bare else head + whole)
@@ -128,9 +130,10 @@ class Inbound:
         lines = [b"HTTP/1.1 %d %b" % (status, reason)]
         for name, value in fields:
             if name.lower() == b"content-length":
-                if length is None:
-                    continue
-                value, length = b"%d" % length, None
+                if length is not None:
+                    lines.append(b"%b: %d" % (name, length))
+                    length = None
+                continue
             lines.append(b"%b: %b" % (name, value))
         if length is not None:
             lines.append(b"Content-Length: %d" % length)
@@ -187,29 +190,37 @@ class _Connection(RequestHandler):
     """aiohttp's protocol with error answers of our own."""
 
     __slots__ = ("_malformed",)
-    _malformed: Malformed
+
+    def __init__(self, server: Server, malformed: Malformed, options: dict[str, Any]) -> None:
+        super().__init__(server, loop=asyncio.get_running_loop(), **options)
+        self._malformed = malformed
 
     def handle_error(
         self,
         request: web.BaseRequest,
-        status: int = 500,
+        status: int = 500,  # noqa: ARG002 - aiohttp's own signature
         exc: BaseException | None = None,
-        message: str | None = None,
+        message: str | None = None,  # noqa: ARG002 - aiohttp's own signature
     ) -> web.StreamResponse:
         """Answer what the parser refused; aiohttp's own answer and log line would quote the request."""
         if request.writer.output_size > 0:
             raise ConnectionError("an answer is under way")
-        problem = refused(exc)
+        problem = refused(exc, self.max_line_size)
         self._malformed(problem)
         return cast(web.StreamResponse, _Refused(problem))
 
 
-def refused(exc: BaseException | None) -> ProblemError:
-    """The problem for what aiohttp's parser raised."""
+def refused(exc: BaseException | None, header_bytes: int) -> ProblemError:
+    """The problem for what aiohttp's parser raised. `header_bytes`: the limit of the request line."""
     if isinstance(exc, LineTooLong):
-        return malformed("The request line or a field is too long.", 431)
+        # The limit tells which of the two it was: that of a field is one byte larger.
+        if exc.args[1] == header_bytes:
+            return malformed(f"The request line is longer than {header_bytes} bytes (limits.header).", 414)
+        return malformed(f"A field is longer than {header_bytes} bytes (limits.header).", 431)
     if isinstance(exc, BadHttpMethod):
-        return malformed("The method is no token.")
+        return malformed("This method is not known here.", 405)
+    if isinstance(exc, BadHttpMessage) and exc.message == "Too many headers received":
+        return malformed(f"There are more than {MAX_FIELDS} fields.", 431)
     return malformed("The request is not HTTP/1.1 as RFC 9112 has it.")
 
 
@@ -224,26 +235,19 @@ class Server(web.Server):
             go_on = await handle(inbound)
             return cast(web.StreamResponse, _Written(go_on))
 
-        self.options = {
+        self.options: dict[str, Any] = {
             "auto_decompress": False,
             "access_log": None,
             "keepalive_timeout": KEEP_ALIVE_S,
             "max_line_size": header_bytes,
-            "max_field_size": header_bytes,
+            "max_field_size": header_bytes + 1,
             "max_headers": MAX_FIELDS,
             # What a refused client still sends is read and dropped this long, so that it can read our answer.
             "lingering_time": 5.0,
         }
         self._malformed = malformed
-        super().__init__(respond, handler_cancellation=True, **self.options)  # type: ignore[arg-type]
+        super().__init__(respond, handler_cancellation=True, **self.options)
 
     def __call__(self) -> RequestHandler:
         """One connection. A misspelt option raises here: aiohttp itself would drop them all, limits too."""
-        connection = _Connection(self, loop=asyncio.get_running_loop(), **self.options)  # type: ignore[arg-type]
-        connection._malformed = self._malformed
-        return connection
-
-
-def json_content(value: object) -> bytes:
-    """JSON for the admin listener."""
-    return json.dumps(value, separators=(",", ":")).encode()
+        return _Connection(self, self._malformed, self.options)

@@ -8,13 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from typing import Any
 
 from redis.asyncio.connection import AbstractConnection, ConnectionPool
-from redis.exceptions import NoPermissionError, NoScriptError, RedisError, ResponseError
+from redis.exceptions import (
+    ClusterDownError,
+    MasterDownError,
+    NoPermissionError,
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    TryAgainError,
+)
 
 from sidecar import config
 from sidecar.errors import StartError, StoreError
@@ -35,10 +45,19 @@ from sidecar.record import (
     sent_of,
     unpack_fields,
 )
+from sidecar.safety import unsafe
 
-# An error reply that says "not now": the store is there and does not serve us.
-AWAY = ("LOADING", "READONLY", "MISCONF", "OOM", "NOREPLICAS", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "BUSY")
-OLDEST = (6, 2)
+# Error replies that say "not now": the store is there and does not serve. redis-py makes types of some.
+AWAY_TYPES: dict[type[RedisError], str] = {
+    OutOfMemoryError: "OOM",
+    ReadOnlyError: "READONLY",
+    MasterDownError: "MASTERDOWN",
+    ClusterDownError: "CLUSTERDOWN",
+    TryAgainError: "TRYAGAIN",
+}
+AWAY_WORDS = ("LOADING", "MISCONF", "NOREPLICAS", "BUSY")
+# How often the store is looked at, so that /readyz knows of a silent or full one that nobody asks.
+LOOK_S = 1.0
 
 
 def _ms(seconds: float) -> int:
@@ -112,15 +131,19 @@ class Store:
         socket_path: str = "",
         wall_ms: Callable[[], int],
         report: Callable[[str], None],
+        observe: Callable[[str, float], None],
     ) -> None:
         """`socket_path`: of the embedded server, else the URL says where.
 
         `wall_ms`: the wall clock, for the order of lists alone. `report` takes one sentence for the log.
+
+        `observe` takes a script's name and how long its round trip took, in seconds.
         """
         self._settings = settings
         self._scripts = Scripts()
         self._wall_ms = wall_ms
         self._report = report
+        self._observe = observe
         self.warnings: tuple[str, ...] = ()
         url = f"unix://{socket_path}" if socket_path else settings.url
         # The pool is never used as one: it is how redis-py reads a URL.
@@ -135,21 +158,41 @@ class Store:
             "driver_info": None,
             "health_check_interval": 0,
         }
+        self._refused = ""
+        self._looking: asyncio.Task[None] | None = None
         self._asking = Link(self._connection, timeout_s=settings.timeout_s, ready=self._ready)
         self._settling = Link(self._connection, timeout_s=settings.timeout_s, ready=self._ready)
 
     @property
     def trouble(self) -> str:
         """Empty while the store serves, else one clause why not."""
-        return self._asking.trouble or self._settling.trouble
+        return self._asking.trouble or self._settling.trouble or self._refused
 
     def start(self) -> None:
         """Begin to connect; the store may still be away."""
         self._asking.start()
         self._settling.start()
+        self._looking = asyncio.get_running_loop().create_task(self._look())
+
+    async def _look(self) -> None:
+        """Ask each second whether the store still answers, and, after a refusal, whether it takes writes again."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                for link in (self._asking, self._settling):
+                    if not link.trouble:
+                        await link.call("PING")
+                if self._refused:
+                    reply = await self._settling.call("SET", f"{self._settings.prefix}:probe", "1", "PX", 1000)
+                    self._refused = "" if not isinstance(reply, RedisError) else self._refused
+            except StoreError:
+                continue  # the link says why, and comes back by itself
 
     async def close(self) -> None:
         """Drop the connections; nothing may be under way any more."""
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
         await self._asking.close()
         await self._settling.close()
 
@@ -178,50 +221,16 @@ class Store:
         probe = await self._call(self._asking, "EVAL", "return 1", 0)
         if isinstance(probe, RedisError):
             raise StartError(f"store: this account may not run scripts (EVAL, EVALSHA): {probe}")
-        information = await self._information()
-        version = information.get("valkey_version") or information.get("redis_version", "")
-        number = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
-        if number and number < OLDEST:
-            raise StartError(f"store: version {version} is too old; Redis 6.2 or Valkey 7.2 is the least")
-        self.warnings = tuple(await self._unsafe(information))
+        self.warnings = await unsafe(self._ask, self._report)
         for warning in self.warnings:
-            self._report(f"store: {warning}")
+            self._report(warning)
         if self._settings.strict and self.warnings:
             raise StartError(f"store.strict: {self.warnings[0]}")
 
-    async def _information(self) -> dict[str, str]:
-        reply = await self._call(self._asking, "INFO", "everything")
-        if isinstance(reply, RedisError):
-            self._report("store: INFO is refused, so its safety cannot be read")
-            return {}
-        lines = reply.decode("utf-8", "replace").splitlines()
-        return dict(line.split(":", 1) for line in lines if ":" in line)
-
-    async def _setting(self, name: str) -> str | None:
-        reply = await self._call(self._asking, "CONFIG", "GET", name)
-        if isinstance(reply, RedisError) or len(reply) < 2:
-            return None
-        value: bytes = reply[1]
-        return value.decode("utf-8", "replace")
-
-    async def _unsafe(self, information: dict[str, str]) -> list[str]:
-        found = []
-        policy = information.get("maxmemory_policy") or await self._setting("maxmemory-policy")
-        if policy is None:
-            self._report("store: the eviction policy cannot be read; it must be noeviction")
-        elif policy != "noeviction":
-            found.append(f"the eviction policy is {policy}: reservations can vanish; set maxmemory-policy noeviction")
-        if information and information.get("aof_enabled") != "1":
-            saves = await self._setting("save")
-            if not saves:
-                found.append("nothing is persisted: a restart forgets every key; set appendonly yes")
-            else:
-                found.append("no append-only file: a crash forgets the last minutes; set appendonly yes")
-        elif (fsync := await self._setting("appendfsync")) not in (None, "always"):
-            found.append(f"appendfsync is {fsync}: a power cut forgets the last moments; set appendfsync always")
-        if int(information.get("connected_slaves", "0")) and await self._setting("min-replicas-to-write") == "0":
-            found.append("there are replicas and min-replicas-to-write is 0: a fail-over can forget reservations")
-        return found
+    async def _ask(self, *words: str) -> Any:
+        """A question about the server itself; None where it may not be asked."""
+        reply = await self._call(self._asking, *words)
+        return None if isinstance(reply, RedisError) else reply
 
     # One round trip.
 
@@ -267,22 +276,29 @@ class Store:
             claim.record,
             *more,
         )
+        begin_s = time.perf_counter()
         reply = await self._call(link, "EVALSHA", self._scripts.sha[script], *arguments)
         if isinstance(reply, NoScriptError):
             # It did not run, so running it by its text is not a repeat.
             reply = await self._call(link, "EVAL", self._scripts.text[script], *arguments)
+        self._observe(script, time.perf_counter() - begin_s)
         if isinstance(reply, RedisError):
-            raise self._away(reply)
+            raise self._away(link, reply)
         result: list[Any] = reply
         return result
 
-    def _away(self, reply: RedisError) -> StoreError:
-        text = " ".join(str(reply).split())
-        kind = type(reply).__name__ if not isinstance(reply, ResponseError) else text.split(" ", 1)[0]
-        if not any(word in text.upper() or word in kind.upper() for word in AWAY):
-            self._report(f"store: unexpected reply: {text[:200]}")
-        # An error reply was given by the server: the script stopped before its first write.
-        return StoreError(text[:200], applied=False)
+    def _away(self, link: Link, reply: RedisError) -> StoreError:
+        """The error for an error reply: the server gave it, and the script stopped before its first write."""
+        text = " ".join(str(reply).split())[:200]
+        word = AWAY_TYPES.get(type(reply)) or next((word for word in AWAY_WORDS if text.startswith(word)), "")
+        if isinstance(reply, ReadOnlyError):
+            # A primary that was demoted: the address may lead to another server by now.
+            link.reconnect("the server is read-only")
+        reason = f"{word}: {text.removeprefix(word).strip()}" if word else text
+        if not word:
+            self._report(f"unexpected reply: {text}")
+        self._refused = reason
+        return StoreError(reason, applied=False)
 
     def _tag(self, claim: Claim) -> str:
         return f"{self._settings.prefix}:{{{claim.record[:2]}}}"
@@ -377,4 +393,3 @@ _FOUND: dict[str, Callable[[list[Any]], Found]] = {
     "reused": _reused,
     "unreadable": lambda _: Unreadable(),
 }
-

@@ -1,0 +1,44 @@
+"""The fixtures of `lab.py`: a module that wants them says `pytest_plugins = ("lab_fixtures",)`.
+
+`shared`: sidecars that all tests of the module use, with keys of their own; the module says `routes(lab)`, and perhaps
+`SIDECARS` and `TOP`. `lab`: one of the test's own, for faults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from lab import Lab
+
+
+@pytest_asyncio.fixture
+async def lab() -> AsyncIterator[Lab]:
+    """An upstream and a store of this test alone; sidecars by `await lab.sidecar(...)`."""
+    made = await Lab.start()
+    yield made
+    made.show()
+    await made.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def running(request: pytest.FixtureRequest) -> AsyncIterator[Lab]:
+    """What `shared` shares: `SIDECARS` of them (1), with `routes` and `TOP` of the module."""
+    module = request.module
+    made = await Lab.start()
+    routes = module.routes(made)
+    try:
+        for _ in range(getattr(module, "SIDECARS", 1)):
+            await made.sidecar(routes, **getattr(module, "TOP", {}))
+        yield made
+    finally:
+        await made.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def shared(running: Lab) -> AsyncIterator[Lab]:
+    """The module's sidecars, with an upstream that has seen nothing and answers 200."""
+    running.reset()
+    yield running
+    running.show()
