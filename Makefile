@@ -68,7 +68,7 @@ image: ## The container image, by docker build (DOCKER=podman works too)
 	$(DOCKER) build --build-arg VERSION=$(VERSION) -t email-idempotency-sidecar:$(VERSION) .
 
 clean: ## Remove .venv, build output and caches (never ./data: it holds records)
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage .coverage.*
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .grimp_cache .import_linter_cache .hypothesis .coverage .coverage.*
 	find sidecar tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp says that .venv holds what its lock file says. The program itself is installed in place (editable).

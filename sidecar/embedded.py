@@ -224,17 +224,20 @@ class Embedded:
         # A thread of its own, and a daemon: the loop's pool is joined at exit, of a program that failed too.
         threading.Thread(target=_tell, args=(process, loop, gone), name="store server", daemon=True).start()
 
+        outlet = log.outlet
+
         def read() -> None:
             if not log.read():
-                loop.remove_reader(log.outlet)
+                loop.remove_reader(outlet)
 
-        if log.outlet >= 0:
-            loop.add_reader(log.outlet, read)
+        if outlet >= 0:
+            loop.add_reader(outlet, read)
         try:
             await gone.wait()
         finally:
-            if log.outlet >= 0:
-                loop.remove_reader(log.outlet)
+            # `kill` may have closed it by now; the loop must forget the number all the same.
+            if outlet >= 0:
+                loop.remove_reader(outlet)
         log.read()
         return _status(process.returncode)
 

@@ -5,7 +5,9 @@ Its fixtures stand in `lab_fixtures.py`. When a lab ends, no key in its store ma
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import json
 import re
 import shutil
 import tempfile
@@ -49,7 +51,7 @@ def times(*, connect_s: float = 1.0, total_s: float = TOTAL_S, receive_s: float 
 
 
 class Lab:
-    """What a test stands on. `one` and `two` are the first sidecars that were started."""
+    """What a test stands on. `one` and `two` are the first sidecars that were started; `closing` is closed at the end."""
 
     def __init__(self) -> None:
         """Use `start`."""
@@ -58,6 +60,7 @@ class Lab:
         self.store = RedisServer()
         self.sidecars: list[Sidecar] = []
         self.fronts: list[StoreProxy] = []
+        self.closing = contextlib.ExitStack()
         self.shown: dict[Sidecar, int] = {}
 
     @classmethod
@@ -95,7 +98,9 @@ class Lab:
         }
         for name, value in top.items():
             made[name] = {**made.get(name, {}), **value} if isinstance(value, dict) else value
-        return made
+        # A copy of each part: parts that two routes share would be written as YAML aliases.
+        copied: Settings = json.loads(json.dumps(made))
+        return copied
 
     async def sidecar(
         self,
@@ -205,6 +210,7 @@ class Lab:
         for front in self.fronts:
             await front.stop()
         await self.upstream.stop()
+        self.closing.close()
         eternal = self.eternal() if self.store._process is not None else []
         self.store.remove()
         shutil.rmtree(self.directory, ignore_errors=True)

@@ -6,10 +6,8 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import AsyncIterator
 
 import pytest
-import pytest_asyncio
 from harness import (
     answer,
     chunked,
@@ -17,7 +15,6 @@ from harness import (
     close_idle,
     cut_chunks,
     cut_content,
-    duration,
     free_port,
     interim,
     raw_answer,
@@ -36,13 +33,11 @@ pytest_plugins = ("lab_fixtures",)
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 QUICK_S = 0.5
-CLOSED = free_port()
-FULL = socket.socket()
 
 
 def routes(lab: Lab) -> dict[str, Settings]:
     quick = {"timeout": times(connect_s=QUICK_S, total_s=QUICK_S)}
-    away = {"upstream": f"http://127.0.0.1:{CLOSED}"}
+    away = {"upstream": f"http://127.0.0.1:{free_port()}"}
     return {
         "mail": lab.route(**quick),
         "resend": lab.route("resend", **quick),
@@ -52,42 +47,30 @@ def routes(lab: Lab) -> dict[str, Settings]:
         "refused-resend": lab.route("resend", **quick | away),
         "name": lab.route(**quick, upstream="http://nowhere.invalid"),
         "handshake": lab.route(**quick, upstream=f"https://127.0.0.1:{lab.upstream.port}"),
-        "slow-handshake": lab.route(**quick, upstream="https://127.0.0.1:%d" % _silent()),
-        "full": lab.route(**quick, upstream="http://127.0.0.1:%d" % FULL.getsockname()[1]),
+        "slow-handshake": lab.route(**quick, upstream=f"https://127.0.0.1:{silent_port(lab)}"),
+        "full": lab.route(**quick, upstream=f"http://127.0.0.1:{full_port(lab)}"),
     }
 
 
-def _silent() -> int:
-    """A port whose connections stand in the backlog for ever: a handshake that never ends."""
-    if FULL.fileno() == -1 or FULL.getsockname()[1] == 0:
-        FULL.bind(("127.0.0.1", 0))
-        FULL.listen(0)
-    return int(SILENT.getsockname()[1])
+def silent_port(lab: Lab) -> int:
+    """A port that takes connections and says nothing."""
+    server = lab.closing.enter_context(socket.create_server(("127.0.0.1", 0), backlog=64))
+    return int(server.getsockname()[1])
 
 
-SILENT = socket.create_server(("127.0.0.1", 0), backlog=64)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module", autouse=True)
-async def full_backlog(running: Lab) -> AsyncIterator[None]:
-    """Connections beyond the backlog of `FULL` are neither taken nor refused."""
-    with contextlib.ExitStack() as opened:
-        for _ in range(4):
-            sock = opened.enter_context(socket.socket())
-            sock.setblocking(False)
-            with contextlib.suppress(BlockingIOError):
-                sock.connect(FULL.getsockname())
-        yield
-    FULL.close()
-    SILENT.close()
+def full_port(lab: Lab) -> int:
+    """A port whose backlog is full: a connection is neither taken nor refused."""
+    server = lab.closing.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+    for _ in range(4):
+        sock = lab.closing.enter_context(socket.socket())
+        sock.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            sock.connect(server.getsockname())
+    return int(server.getsockname()[1])
 
 
 def target(route: str) -> str:
     return f"/{route}/v1/send" if route == "sendhq" else f"/{route}/emails"
-
-
-def garbled(data: bytes) -> Behaviour:
-    return raw_answer(data)
 
 
 def reset_within_content(after_bytes: int = 100_000) -> Behaviour:
@@ -101,6 +84,18 @@ def reset_within_content(after_bytes: int = 100_000) -> Behaviour:
     return Behaviour(act, At.HEAD)
 
 
+def plain_text() -> Behaviour:
+    """Speaks HTTP where a TLS handshake is awaited."""
+
+    async def act(turn: Turn) -> bool:
+        await turn.reader.read(100)
+        await turn.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+        await turn.reader.read()
+        return False
+
+    return Behaviour(act, At.ACCEPT)
+
+
 OK = b"HTTP/1.1 200 OK\r\n"
 LOST = {
     "reset": (reset_after_content(), {"connection_terminated"}),
@@ -111,11 +106,11 @@ LOST = {
     "cut-content": (cut_content(), {"http_response_incomplete"}),
     "reset-content": (cut_content(reset=True), {"http_response_incomplete", "connection_terminated"}),
     "cut-chunks": (cut_chunks(), {"http_response_incomplete"}),
-    "cut-head": (garbled(OK + b"X-Id: 1\r\n"), {"http_response_incomplete", "connection_terminated"}),
-    "garbage": (garbled(b"garbage\r\n\r\n"), {"http_protocol_error"}),
-    "two-lengths": (garbled(OK + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\nab"), {"http_protocol_error"}),
-    "bad-chunk": (garbled(OK + b"Transfer-Encoding: chunked\r\n\r\nxyz\r\n"), {"http_protocol_error"}),
-    "101": (garbled(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: Upgrade\r\n\r\n"), None),
+    "cut-head": (raw_answer(OK + b"X-Id: 1\r\n"), {"http_response_incomplete", "connection_terminated"}),
+    "garbage": (raw_answer(b"garbage\r\n\r\n"), {"http_protocol_error"}),
+    "two-lengths": (raw_answer(OK + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\nab"), {"http_protocol_error"}),
+    "bad-chunk": (raw_answer(OK + b"Transfer-Encoding: chunked\r\n\r\nxyz\r\n"), {"http_protocol_error"}),
+    "101": (raw_answer(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: Upgrade\r\n\r\n"), None),
     "interim-only": (interim(103, then=close_after_content()), {"connection_terminated"}),
 }
 
@@ -211,6 +206,8 @@ NOT_SENT = {
 @pytest.mark.parametrize("route", NOT_SENT)
 async def test_not_a_byte_written_is_502_with_the_reason_and_the_key_is_free(shared: Lab, route: str) -> None:
     key = fresh()
+    if route == "handshake":
+        shared.upstream.script(plain_text(), plain_text())
     begin_s = time.monotonic()
     given = await shared.one.send(key, target=f"/{route}/emails")
     assert time.monotonic() - begin_s < scaled(QUICK_S + 1.0)
@@ -334,4 +331,3 @@ async def test_many_sends_at_once_to_a_slow_upstream_all_arrive(shared: Lab) -> 
     given = await asyncio.gather(*(patient.send(key, deadline_s=20) for key in keys))
     assert [one.status for one in given] == 250 * [200]
     assert [shared.count(key) for key in keys] == 250 * [1]
-    assert duration(5)
