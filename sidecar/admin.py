@@ -1,8 +1,10 @@
-"""The admin listener: health, metrics, totals and the page that explains our problems. It never asks the store."""
+"""The admin listener: health, metrics, totals, the page that explains our problems, and the records.
+
+Only the records' pages ask the store.
+"""
 
 from __future__ import annotations
 
-import hmac
 import html
 import json
 from collections.abc import Callable
@@ -10,8 +12,11 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from sidecar.errors import PROBLEMS, Outcome
+from sidecar.admin_records import RecordPages
+from sidecar.errors import PROBLEMS, OperatorError, Outcome, Refusal
+from sidecar.guard import Guard
 from sidecar.metrics import Metrics
+from sidecar.problem import TYPE
 
 OPEN = ("/livez", "/readyz", "/metrics")
 # What an operator or a client should do about each problem; `sent` stands in the table.
@@ -27,8 +32,10 @@ ADVICE = {
     Outcome.OVERLOADED: "limits.outstanding or limits.memory is reached. Repeat later.",
     Outcome.DRAINING: "This sidecar shuts down. Repeat at another one, or later.",
     Outcome.UPSTREAM_UNREACHABLE: "Not a byte left; the key is free. Repeat.",
-    Outcome.OUTCOME_UNKNOWN: "The request left and no complete answer came: look in the provider's log for the mail.",
-    Outcome.RESPONSE_NOT_KEPT: "The provider answered; its content was too large to keep. Do not send again.",
+    Outcome.OUTCOME_UNKNOWN: "The request left and no complete answer came: look for the mail in the provider's log,"
+    " and settle the key with `sidecar keys resolve`.",
+    Outcome.RESPONSE_NOT_KEPT: "The mail was accepted; its answer was too large to keep, or never came and the operator"
+    " settled the key. Do not send again.",
     Outcome.INTERNAL_ERROR: "A fault of the sidecar before anything was sent. Repeat, and report it.",
 }
 
@@ -51,15 +58,15 @@ class Admin:
         metrics: Metrics,
         readiness: Callable[[], Readiness],
         stats: Callable[[], dict[str, object]],
-        token: str,
-        everywhere: bool,
+        guard: Guard,
+        records: RecordPages,
     ) -> None:
-        """`everywhere`: it can be reached from beyond this host, so that without a token only health is served."""
+        """`guard`: who may ask for more than health and metrics. `records`: the pages at `/v1/records`."""
         self._metrics = metrics
         self._readiness = readiness
         self._stats = stats
-        self._token = token
-        self._everywhere = everywhere
+        self._guard = guard
+        self._records = records
         self._pages: dict[str, Callable[[], web.Response]] = {
             "/livez": lambda: _json({"live": True}),
             "/readyz": self._ready,
@@ -70,25 +77,23 @@ class Admin:
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Serve one request."""
+        try:
+            return await self._answer(request)
+        except OperatorError as exc:
+            return _refused(exc)
+
+    async def _answer(self, request: web.BaseRequest) -> web.Response:
         path = request.path
+        if path == "/v1/records" or path.startswith("/v1/records/"):
+            return _json(await self._records.handle(request))
         page = self._pages.get(path)
         if page is None:
-            return _json({"error": "there is no such page"}, 404)
-        if path not in OPEN and (refusal := self._refusal(request)) is not None:
-            return refusal
+            raise OperatorError(Refusal.PAGE_ABSENT, "There is nothing here.")
+        if path not in OPEN:
+            self._guard.admit(request)
         if request.method not in ("GET", "HEAD"):
-            return _json({"error": "only GET is served here"}, 405)
+            raise OperatorError(Refusal.METHOD_REFUSED, "Only GET is served here.")
         return page()
-
-    def _refusal(self, request: web.BaseRequest) -> web.Response | None:
-        if not self._token:
-            if self._everywhere:
-                return _json({"error": "set admin.token: this listener can be reached from beyond this host"}, 403)
-            return None
-        given = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
-        if hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self._token.encode()):
-            return None
-        return _json({"error": "Authorization: Bearer TOKEN is needed (admin.token)"}, 401)
 
     def _ready(self) -> web.Response:
         state = self._readiness()
@@ -107,6 +112,22 @@ class Admin:
 
 def _json(value: object, status: int = 200) -> web.Response:
     return web.Response(text=json.dumps(value) + "\n", status=status, content_type="application/json")
+
+
+def _refused(refusal: OperatorError) -> web.Response:
+    """RFC 9457, with a slug of the admin interface's own."""
+    members = {
+        "type": TYPE + refusal.slug,
+        "title": refusal.title,
+        "status": refusal.status,
+        "detail": refusal.detail,
+    }
+    headers = {} if refusal.retry_after_s is None else {"Retry-After": str(refusal.retry_after_s)}
+    if refusal.slug is Refusal.TOKEN_MISSING:
+        # RFC 9110 section 11.6.1: a 401 says which scheme would do.
+        headers["WWW-Authenticate"] = "Bearer"
+    text = json.dumps(members) + "\n"
+    return web.Response(text=text, status=refusal.status, content_type="application/problem+json", headers=headers)
 
 
 def problems_page() -> str:

@@ -33,6 +33,11 @@ def serve(config: Config, *, reread: Callable[[], Config]) -> int:
     log = Log(config.log)
     logging.basicConfig(handlers=[Foreign(log)], force=True)
     config = replace(config, limits=_fitting(config.limits, log))
+
+    def fresh() -> Config:
+        again = reread()
+        return replace(again, limits=_fitting(again.limits, None))
+
     embedded = None
     if config.store.url.startswith("embedded:"):
         embedded = Embedded(
@@ -46,7 +51,7 @@ def serve(config: Config, *, reread: Callable[[], Config]) -> int:
         from sidecar.assembly import Assembly
 
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            return runner.run(_live(config, log, embedded, Assembly, reread))
+            return runner.run(_live(config, log, embedded, Assembly, fresh))
     finally:
         if embedded is not None:
             embedded.kill()
@@ -60,8 +65,8 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-def _fitting(limits: Limits, log: Log) -> Limits:
-    """The limits with as many outstanding requests as there are descriptors for.
+def _fitting(limits: Limits, log: Log | None) -> Limits:
+    """The limits with as many outstanding requests as there are descriptors for; `log` is told where that is fewer.
 
     Raises: StartError where the configuration asks for more than the system gives.
     """
@@ -81,7 +86,9 @@ def _fitting(limits: Limits, log: Log) -> Limits:
             f"limits.outstanding: {limits.outstanding} needs {need} file descriptors and this process may have"
             f" {ceiling}; raise the hard limit (ulimit -Hn), or write at most {fits}"
         )
-    log.warning("limits", message=f"{ceiling} file descriptors are allowed, so at most {fits} requests are outstanding")
+    if log is not None:
+        sentence = f"{ceiling} file descriptors are allowed, so at most {fits} requests are outstanding"
+        log.warning("limits", message=sentence)
     return replace(limits, outstanding=fits)
 
 

@@ -5,24 +5,29 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import socket
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from aiohttp import web
 
 from sidecar.admin import Admin, Readiness
+from sidecar.admin_records import RecordPages
 from sidecar.config import Address, Config, Route
 from sidecar.content import Memory
 from sidecar.embedded import Embedded
 from sidecar.errors import ConfigError, ProblemError, StartError, StoreError
 from sidecar.exchange import Exchanges
 from sidecar.flights import Flights
-from sidecar.listeners import bind, is_loopback
+from sidecar.guard import Guard
+from sidecar.ledger import Ledger
+from sidecar.listeners import BACKLOG, bind, is_loopback
 from sidecar.logline import Log
 from sidecar.metrics import Metrics
 from sidecar.proxy import Proxy, Table
+from sidecar.records import Records
 from sidecar.routing import Router
 from sidecar.server import Inbound, Server
 from sidecar.store import Store
@@ -39,6 +44,29 @@ LOCAL_STORE = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class _Door:
+    """A listening socket, with the server behind it."""
+
+    site: web.SockSite
+    server: Server
+    socket: socket.socket
+
+    async def close(self) -> None:
+        """Listen no more; who has connected by now is let in, where a plain close would reset him."""
+        loop = asyncio.get_running_loop()
+        with self.socket.dup() as last:
+            last.setblocking(False)
+            await self.site.stop()
+            while True:
+                try:
+                    connected, _ = last.accept()
+                except OSError:
+                    return
+                connected.setblocking(False)
+                await loop.connect_accepted_socket(self.server, connected)
+
+
 class Assembly:
     """The running sidecar."""
 
@@ -52,7 +80,7 @@ class Assembly:
         self._store = Store(
             config.store,
             socket_path="" if embedded is None else embedded.socket_path,
-            wall_ms=lambda: time.time_ns() // 1_000_000,
+            wall_ms=_wall_ms,
             report=lambda sentence: log.warning("store", message=sentence),
             observe=lambda script, took_s: self.metrics.observe("sidecar_store_seconds", script, took_s),
         )
@@ -77,12 +105,12 @@ class Assembly:
             help_url=_help_url(config),
         )
         self._runners: list[web.ServerRunner] = []
-        self._sites: list[web.SockSite] = []
+        self._doors: list[_Door] = []
+        self._unix: list[str] = []
         self._admin: web.ServerRunner | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._checked = False
         self.failed: asyncio.Future[StartError] = asyncio.get_running_loop().create_future()
-        self._retired: list[Upstream] = []
         self._gauges()
 
     def _gauges(self) -> None:
@@ -96,13 +124,16 @@ class Assembly:
         }
 
     def _upstream(self, route: Route) -> Upstream:
-        return Upstream(
-            route.upstream,
-            timeout=route.timeout,
-            keepalive_s=route.upstream_keepalive_s,
-            ca=route.ca,
-            header_bytes=self._config.limits.header_bytes,
-        )
+        try:
+            return Upstream(
+                route.upstream,
+                timeout=route.timeout,
+                keepalive_s=route.upstream_keepalive_s,
+                ca=route.ca,
+                header_bytes=self._config.limits.header_bytes,
+            )
+        except OSError as exc:  # ssl.SSLError is one
+            raise StartError(f"routes.{route.name}.ca: {route.ca} cannot be read as certificates") from exc
 
     # Start.
 
@@ -135,8 +166,11 @@ class Assembly:
     def _hold(self, work: Coroutine[None, None, None]) -> None:
         self._tasks.append(asyncio.get_running_loop().create_task(work))
 
-    def _report(self, sentence: str) -> None:
-        self._log.warning("listen", message=sentence)
+    def _bind(self, address: Address) -> list[socket.socket]:
+        made = bind(address, lambda sentence: self._log.warning("listen", message=sentence))
+        if address.unix:
+            self._unix.append(address.unix)
+        return made
 
     async def _listen(self, address: Address, own: Address | None) -> None:
         async def handle(inbound: Inbound) -> bool:
@@ -145,28 +179,40 @@ class Assembly:
         def refused(problem: ProblemError) -> None:
             self._proxy.refused(problem)
 
-        server = Server(handle, malformed=refused, header_bytes=self._config.limits.header_bytes)
+        server = Server(
+            handle,
+            malformed=refused,
+            closing=lambda: self._proxy.draining,
+            header_bytes=self._config.limits.header_bytes,
+        )
         runner = web.ServerRunner(server)
         await runner.setup()
         self._runners.append(runner)
-        for made in bind(address, self._report):
-            site = web.SockSite(runner, made, backlog=1024)
+        for made in self._bind(address):
+            site = web.SockSite(runner, made, backlog=BACKLOG)
             await site.start()
-            self._sites.append(site)
+            self._doors.append(_Door(site, server, made))
 
     async def _listen_admin(self) -> None:
         addresses = self._config.admin.listen
+        guard = Guard(token=self._config.admin.token, everywhere=not all(map(is_loopback, addresses)))
+        records = Records(
+            Ledger(self._store),
+            self._flights,
+            routes=lambda: {route.name: route for route in self._config.routes},
+            wall_ms=_wall_ms,
+        )
         admin = Admin(
             metrics=self.metrics,
             readiness=self.readiness,
             stats=self.stats,
-            token=self._config.admin.token,
-            everywhere=not all(map(is_loopback, addresses)),
+            guard=guard,
+            records=RecordPages(records, guard, log=self._log, answer_bytes=self._config.limits.stored_response_bytes),
         )
         self._admin = web.ServerRunner(web.Server(admin.handle, access_log=None))
         await self._admin.setup()
         for address in addresses:
-            for made in bind(address, self._report):
+            for made in self._bind(address):
                 await web.SockSite(self._admin, made).start()
 
     async def _check_store(self) -> None:
@@ -227,11 +273,18 @@ class Assembly:
         """Take routes and policies of the file as it is now; a file with mistakes changes nothing."""
         try:
             fresh = reread()
+            self._take_over(fresh)
         except ConfigError as exc:
             for finding in exc.findings:
                 self._log.error("configuration", message=str(finding))
-            self._log.error("configuration", message="the configuration in force stays as it is")
+        except StartError as exc:
+            self._log.error("configuration", message=str(exc))
+        else:
+            self._log.info("configuration", message="read again", routes=len(self._config.routes))
             return
+        self._log.error("configuration", message="the configuration in force stays as it is")
+
+    def _take_over(self, fresh: Config) -> None:
         old = {route.name: route for route in self._config.routes}
         routes = tuple(self._carried(route, old.get(route.name)) for route in fresh.routes)
         for name in ("listen", "admin", "store", "limits", "drain_s", "log"):
@@ -248,10 +301,11 @@ class Assembly:
             )
             upstreams[route.name] = self._proxy.table.upstreams[route.name] if same else self._upstream(route)
         kept = set(map(id, upstreams.values()))
-        self._retired += [one for one in self._proxy.table.upstreams.values() if id(one) not in kept]
+        for one in self._proxy.table.upstreams.values():
+            if id(one) not in kept:
+                self._hold(one.close())  # what goes on there ends in peace
         self._config = replace(self._config, routes=routes)
         self._proxy.table = Table(Router(self._config), upstreams)
-        self._log.info("configuration", message="read again", routes=len(routes))
 
     def _carried(self, route: Route, before: Route | None) -> Route:
         """The route as it takes effect now: what names its records, and where it listens, changes by restart alone."""
@@ -282,8 +336,8 @@ class Assembly:
     async def finish(self) -> int:
         """Listen no more, let what is outstanding end and be recorded; how many outcomes the store has not taken."""
         self._proxy.draining = True
-        for site in self._sites:
-            await site.stop()
+        for door in self._doors:
+            await door.close()
         await asyncio.sleep(ACCEPTED_S)
         self._proxy.end()
         await self._exchanges.finish()
@@ -305,8 +359,10 @@ class Assembly:
         """Drop everything, the store's server last."""
         for runner in (*self._runners, *([self._admin] if self._admin else [])):
             await runner.cleanup()
-        _remove_sockets(self._config)
-        for upstream in (*self._proxy.table.upstreams.values(), *self._retired):
+        for path in self._unix:
+            with suppress(OSError):
+                os.unlink(path)
+        for upstream in self._proxy.table.upstreams.values():
             await upstream.close()
         await self._flights.close()
         await self._store.close()
@@ -317,12 +373,8 @@ class Assembly:
             await self._embedded.stop()
 
 
-def _remove_sockets(config: Config) -> None:
-    addresses = (*config.listen, *config.admin.listen, *(one for route in config.routes for one in route.listen))
-    for address in addresses:
-        if address.unix:
-            with suppress(OSError):
-                os.unlink(address.unix)
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def _help_url(config: Config) -> str:

@@ -10,36 +10,17 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import click
 
 from sidecar import __version__
 from sidecar.config import Config
 from sidecar.errors import ConfigError, SidecarError
+from sidecar.keys_cli import keys
+from sidecar.options import config_option, read
 
 FINE, FAILED, BAD_USAGE = 0, 1, 2
-
-Command = TypeVar("Command", bound=Callable[..., Any])
-
-
-def _config_option(command: Command) -> Command:
-    """`-c`, else $SIDECAR_CONFIG, else ./config.yaml."""
-    return click.option(
-        "-c",
-        "--config",
-        "path",
-        metavar="FILE",
-        envvar="SIDECAR_CONFIG",
-        default="config.yaml",
-        help="Configuration. Default: $SIDECAR_CONFIG, else ./config.yaml.",
-    )(command)
-
-
-def _read(path: str) -> Config:
-    from sidecar.reader import read_file
-
-    return read_file(path, os.environ)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -49,23 +30,23 @@ def commands() -> None:
 
 
 @commands.command()
-@_config_option
+@config_option
 def serve(path: str) -> int:
     """Serve until SIGTERM or Ctrl-C."""
-    config = _read(path)
+    config = read(path)
     from sidecar.app import serve as serve_until_stopped
 
-    return serve_until_stopped(config, reread=lambda: _read(path))
+    return serve_until_stopped(config, reread=lambda: read(path))
 
 
 @commands.command()
-@_config_option
+@config_option
 @click.option("--connect", is_flag=True, help="Also try every upstream and the store.")
 def check(path: str, connect: bool) -> int:
     """Check the configuration and print what it means."""
     from sidecar.report import configuration
 
-    config = _read(path)
+    config = read(path)
     for line in configuration(config):
         click.echo(line)
     for warning in config.warnings:
@@ -148,13 +129,13 @@ def stand_in(host: str, port: int, mode: str, delay: str, native: bool) -> int:
 
 
 @commands.command()
-@_config_option
+@config_option
 @click.option("--json", "as_json", is_flag=True, help="Print the answer as it came.")
 def stats(path: str, as_json: bool) -> int:
     """Print what a running sidecar has counted."""
     from sidecar import probe
 
-    found = probe.stats(_read(path))
+    found = probe.stats(read(path))
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return FINE
@@ -175,13 +156,13 @@ def _table(found: dict[str, Any]) -> list[str]:
 
 
 @commands.command()
-@_config_option
+@config_option
 @click.option("--ready", is_flag=True, help="Ask /readyz: can it serve? Default: /livez, does it live?")
 def healthcheck(path: str, ready: bool) -> int:
     """Ask a running sidecar whether it is well."""
     from sidecar import probe
 
-    probe.health(_read(path), ready=ready)
+    probe.health(read(path), ready=ready)
     return FINE
 
 
@@ -192,6 +173,9 @@ def schema() -> int:
 
     click.echo(json.dumps(made(), indent=2))
     return FINE
+
+
+commands.add_command(keys)
 
 
 def _say(message: str) -> None:

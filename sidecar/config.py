@@ -275,6 +275,7 @@ class Route:
     names: ProblemNames = ProblemNames()
     ca: str = ""
     replay_field: str = "Idempotent-Replayed"
+    accepted: int = 200
     price_per_1000: tuple[float, str] | None = None
 
 

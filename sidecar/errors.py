@@ -74,6 +74,45 @@ PROBLEMS: dict[Outcome, Row] = {
 }
 
 
+class Refusal(StrEnum):
+    """What the admin interface answers where it does not do what it is asked."""
+
+    PAGE_ABSENT = "page-absent"
+    METHOD_REFUSED = "method-refused"
+    TOKEN_MISSING = "token-missing"  # noqa: S105 - a slug
+    TOKEN_UNSET = "token-unset"  # noqa: S105 - a slug
+    HOST_FOREIGN = "host-foreign"
+    ORIGIN_FOREIGN = "origin-foreign"
+    QUESTION_MALFORMED = "question-malformed"
+    CONTENT_NOT_JSON = "content-not-json"
+    CONTENT_TOO_LARGE = "content-too-large"
+    RECORD_ABSENT = "record-absent"
+    RECORD_OUTSTANDING = "record-outstanding"
+    RECORD_COMPLETED = "record-completed"
+    RECORD_FRESH = "record-fresh"
+    RECORD_UNREADABLE = "record-unreadable"
+    STORE_UNAVAILABLE = "store-unavailable"
+
+
+REFUSALS: dict[Refusal, tuple[int, str]] = {
+    Refusal.PAGE_ABSENT: (404, "There is no such page"),
+    Refusal.METHOD_REFUSED: (405, "This method is not served here"),
+    Refusal.TOKEN_MISSING: (401, "The token is missing or wrong"),
+    Refusal.TOKEN_UNSET: (403, "This needs admin.token"),
+    Refusal.HOST_FOREIGN: (403, "The Host is not this sidecar's"),
+    Refusal.ORIGIN_FOREIGN: (403, "The request comes from another site"),
+    Refusal.QUESTION_MALFORMED: (400, "The request cannot be understood"),
+    Refusal.CONTENT_NOT_JSON: (415, "The content must be application/json"),
+    Refusal.CONTENT_TOO_LARGE: (413, "The content is too large"),
+    Refusal.RECORD_ABSENT: (404, "There is no such record"),
+    Refusal.RECORD_OUTSTANDING: (409, "A request may be running"),
+    Refusal.RECORD_COMPLETED: (409, "The record is completed"),
+    Refusal.RECORD_FRESH: (409, "It is too early to say that nothing was sent"),
+    Refusal.RECORD_UNREADABLE: (409, "The record cannot be read"),
+    Refusal.STORE_UNAVAILABLE: (503, "The store is unavailable"),
+}
+
+
 class SidecarError(Exception):
     """The root of everything this package raises on purpose."""
 
@@ -172,3 +211,15 @@ class ProblemError(SidecarError):
         self.retryable = row.retryable
         self.retry_after_s = retry_after_s
         self.proxy_status = proxy_status
+
+
+class OperatorError(SidecarError):
+    """An answer of the admin interface: one row of `REFUSALS`, with the detail of this occurrence."""
+
+    def __init__(self, slug: Refusal, detail: str, *, retry_after_s: int | None = None) -> None:
+        """`detail` says what to do next and never holds content, recipients, credentials or keys."""
+        super().__init__(f"{slug}: {detail}")
+        self.slug = slug
+        self.status, self.title = REFUSALS[slug]
+        self.detail = detail
+        self.retry_after_s = retry_after_s

@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 from sidecar.config import Policy, Route, Twins, Unknown, UpstreamHost
@@ -110,7 +110,18 @@ class _Course:
     received: _Received | None = None
     failure: NotSentError | LostError | None = None
     lost_before: bool = False
-    class_: AnswerClass | None = field(default=None)
+    class_: AnswerClass | None = None
+
+    def begin_again(self) -> None:
+        """Before a further attempt: only that one may have been lost is carried over."""
+        self.lost_before = self.lost_before or self.class_ is AnswerClass.LOST
+        self.close()
+        self.received = self.failure = self.class_ = None
+
+    def close(self) -> None:
+        """Free the content of an answer that nobody gets."""
+        if self.received is not None:
+            self.received.content.close()
 
 
 class _Fence(Fence):
@@ -181,23 +192,26 @@ class Exchanges:
     async def _forward(self, sending: Sending, flight: Flight) -> Reply:
         """Send, settle, and say what the client gets. Nothing that happens here leaves the record behind."""
         begin_s = time.perf_counter()
+        course = _Course()
         try:
-            course = await self._attempts(sending, flight)
+            await self._attempts(sending, flight, course)
             took_s = time.perf_counter() - begin_s
+            self._metrics.observe("sidecar_upstream_seconds", sending.route.name, took_s)
             reply = await self._settle(sending, flight, course)
         except asyncio.CancelledError:
+            course.close()
             await self._cut_short(flight)
             raise
         except Exception as exc:  # noqa: BLE001 - after the first byte a fault of ours is an unknown outcome
             # Our own fault. Whether a mail left is read from the fence, never guessed.
             self._log.error("exchange-failed", exc, route=flight.claim.route, record=flight.claim.record)
+            course.close()
             await self._cut_short(flight)
             return Reply(flight.claim.attempt, problem=_own_fault(flight))
         finally:
             sending.content.close()
         reply.upstream_s = took_s
         reply.protected = flight.protected
-        self._metrics.observe("sidecar_upstream_seconds", sending.route.name, took_s)
         return reply
 
     async def _cut_short(self, flight: Flight) -> None:
@@ -210,19 +224,15 @@ class Exchanges:
 
     # Forwarding: once, or a few times where the provider's own key makes that safe.
 
-    async def _attempts(self, sending: Sending, flight: Flight) -> _Course:
-        course = _Course()
+    async def _attempts(self, sending: Sending, flight: Flight, course: _Course) -> None:
         retry = sending.policy.retry
         for number in range(retry.attempts):
             if number:
                 await asyncio.sleep(retry.backoff_s * 2 ** (number - 1))
-            course = await self._once(sending, flight, lost_before=course.lost_before)
+            await self._once(sending, flight, course)
             if number + 1 == retry.attempts or not self._may_repeat(sending, course):
-                break
-            course.lost_before = course.lost_before or _is_lost(course)
-            if course.received is not None:
-                course.received.content.close()
-        return course
+                return
+            course.begin_again()
 
     def _may_repeat(self, sending: Sending, course: _Course) -> bool:
         if isinstance(course.failure, NotSentError):
@@ -230,20 +240,20 @@ class Exchanges:
         native = sending.route.native
         if native is None or native.twins is not Twins.GUARDED:
             return False  # it could be a second mail
-        return _is_lost(course) or (course.received is not None and course.received.answer.status >= 500)
+        return course.class_ is AnswerClass.LOST or (
+            course.received is not None and course.received.answer.status >= 500
+        )
 
-    async def _once(self, sending: Sending, flight: Flight, *, lost_before: bool) -> _Course:
-        course = _Course(lost_before=lost_before)
+    async def _once(self, sending: Sending, flight: Flight, course: _Course) -> None:
         try:
-            course.received = await self._send(sending, flight)
-            course.class_ = classify(course.received.answer.status, sending.policy)
+            course.received = received = await self._send(sending, flight)
+            course.class_ = classify(received.answer.status, sending.policy)
             self._metrics.count("sidecar_answers", sending.route.name, course.class_)
         except LostError as exc:
             course.failure, course.class_ = exc, AnswerClass.LOST
             self._metrics.count("sidecar_answers", sending.route.name, "lost")
         except NotSentError as exc:
             course.failure = exc
-        return course
 
     async def _send(self, sending: Sending, flight: Flight) -> _Received:
         outgoing = Outgoing(
@@ -300,7 +310,7 @@ class Exchanges:
         await self._flights.settle(flight, word)
         reply = Reply(flight.claim.attempt, answer=received.answer, content=received.content)
         if received.dropped:
-            reply.problem = not_kept_problem(status, sent=Sent.NO if refusal else Sent.UNKNOWN)
+            reply.problem = _too_large_to_pass(flight, course, status)
         return reply
 
     async def _settle_failure(self, flight: Flight, course: _Course) -> Reply:
@@ -332,10 +342,6 @@ class Exchanges:
 
     def _lose(self, flight: Flight, seen: int | None) -> LastWord:
         return lambda age_s: self._store.lose(flight.claim, seen=seen, ttl_s=flight.ttl_s, age_s=age_s)
-
-
-def _is_lost(course: _Course) -> bool:
-    return course.class_ is AnswerClass.LOST
 
 
 def _host(route: Route, fields: Fields) -> bytes:
@@ -370,6 +376,20 @@ def not_kept_problem(status: int, *, sent: Sent) -> ProblemError:
     )
 
 
+def _too_large_to_pass(flight: Flight, course: _Course, status: int) -> ProblemError:
+    """The answer came whole, and there was no memory for its content: its status and meaning are passed on."""
+    doubt = course.lost_before or flight.claim.earlier_unknown or course.class_ is AnswerClass.LOST
+    if course.class_ is AnswerClass.FINAL:
+        refused = not 200 <= status < 300 and not doubt
+        return not_kept_problem(status, sent=Sent.NO if refused else Sent.UNKNOWN)
+    return ProblemError(
+        Outcome.RESPONSE_NOT_KEPT,
+        f"The provider answered with status {status}; there was no room for the content of its answer (limits.memory).",
+        status=status,
+        sent=Sent.UNKNOWN if doubt else Sent.NO,
+    )
+
+
 def _unreachable(failure: NotSentError) -> ProblemError:
     return ProblemError(
         Outcome.UPSTREAM_UNREACHABLE,
@@ -381,8 +401,9 @@ def _unreachable(failure: NotSentError) -> ProblemError:
 def _unknown(reason: str) -> ProblemError:
     return ProblemError(
         Outcome.OUTCOME_UNKNOWN,
-        "The request was sent and no complete answer came, so a mail may have left. Look in the provider's log."
-        " A repeat under this key is answered by what is known then.",
+        "The request was sent and no complete answer came, so a mail may have left. Look for it in the provider's"
+        " log, and settle the key: `sidecar keys show KEY`, then `sidecar keys resolve`. A repeat under this key is"
+        " answered by what is known then.",
         proxy_status=reason if reason.replace("_", "").isalpha() else "connection_terminated",
     )
 

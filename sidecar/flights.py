@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from sidecar.errors import NotSentError, Sent, StoreError
 from sidecar.logline import Log
@@ -88,6 +89,15 @@ class Flight:
         return allowed
 
 
+@dataclass(slots=True)
+class _Abandoned:
+    """A reservation that may stand, or come to stand, and that nobody wants. `told`: the store has released it once."""
+
+    claim: Claim
+    until_s: float
+    told: bool = False
+
+
 class Flights:
     """All flights of this process, by record."""
 
@@ -97,8 +107,9 @@ class Flights:
         self._metrics = metrics
         self._log = log
         self._flights: dict[RecordId, Flight] = {}
-        self._abandoned: dict[bytes, tuple[Claim, float]] = {}
+        self._abandoned: dict[RecordId, list[_Abandoned]] = {}
         self._tick_s = LONGEST_TICK_S
+        self._sooner = asyncio.Event()
         self._renewals: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
@@ -122,6 +133,8 @@ class Flights:
         Raises: StoreError. A reservation given up on is released in the background for one lease, since the
         store may still apply it.
         """
+        if claim.record in self._abandoned:
+            await self._release_abandoned(claim.record)
         asked_at_s = running_s()
         try:
             found = await self._store.reserve(claim, terms)
@@ -129,6 +142,9 @@ class Flights:
             self._metrics.count("sidecar_store_errors", "reserve")
             if exc.applied is None:
                 self._abandon(claim)
+            raise
+        except asyncio.CancelledError:
+            self._abandon(claim)  # it may have been written by now
             raise
         if not isinstance(found, Reserved):
             return found
@@ -147,18 +163,39 @@ class Flights:
 
         It is known to this process, and its answer is recorded once the store is back.
         """
-        self._abandoned.pop(claim.token, None)
+        # The reservation given up on a moment ago has the same token: if it comes to stand it is this flight's.
+        several = self._abandoned.pop(claim.record, [])
+        if kept := [one for one in several if one.claim.token != claim.token]:
+            self._abandoned[claim.record] = kept
         return self._add(Flight(claim, asked_at_s=running_s(), ttl_s=ttl_s, window_left_ms=-1, protected=False))
 
     def _add(self, flight: Flight) -> Flight:
         self._flights[flight.claim.record] = flight
-        self._tick_s = min(self._tick_s, max(SHORTEST_TICK_S, flight.claim.lease_s / 12))
+        self._look_in(flight.claim.lease_s / 12)
         return flight
+
+    def _look_in(self, tick_s: float) -> None:
+        """Let the renewing task look around at least this often, from now on."""
+        if tick_s < self._tick_s:
+            self._tick_s = max(SHORTEST_TICK_S, tick_s)
+            self._sooner.set()
 
     def _abandon(self, claim: Claim) -> None:
         """Release a reservation that may still come to stand, at once and at each tick for one lease."""
-        self._tick_s = min(self._tick_s, max(SHORTEST_TICK_S, claim.lease_s / 12))
-        self._abandoned[claim.token] = (claim, running_s() + claim.lease_s + LONGEST_TICK_S)
+        until_s = running_s() + claim.lease_s + LONGEST_TICK_S
+        self._abandoned.setdefault(claim.record, []).append(_Abandoned(claim, until_s))
+        self._look_in(claim.lease_s / 12)
+        self._sooner.set()
+
+    async def _release_abandoned(self, record: RecordId) -> None:
+        """Before this process asks for a record again, what it gave up there goes, so that it is not read as lost.
+
+        Raises: StoreError, and then nothing can be reserved either.
+        """
+        for abandoned in tuple(self._abandoned.get(record, ())):
+            if not abandoned.told:
+                await self._store.release(abandoned.claim)
+                abandoned.told = True
 
     # The fence.
 
@@ -178,6 +215,9 @@ class Flights:
 
     async def _renew(self, flight: Flight) -> Renewal:
         async with flight.commands:
+            if flight.settled.done():
+                # Its last word was taken while this waited: a renewal behind it would put up a record nobody owns.
+                return Renewal.STALE
             asked_at_s = running_s()
             try:
                 renewal = await self._store.renew(flight.claim)
@@ -186,12 +226,10 @@ class Flights:
                 flight.doubtful = flight.doubtful or exc.applied is None
                 self._metrics.count("sidecar_store_errors", "renew")
                 raise
-            if renewal is Renewal.STALE:
-                # Another attempt owns it or it is settled; what this one finds out is still added at its end.
-                flight.renew_at_s = float("inf")
-            else:
+            # After STALE it is asked on: another reservation may go again, and then this flight's record comes back.
+            flight.renew_at_s = asked_at_s + flight.claim.lease_s / 3
+            if renewal is not Renewal.STALE:
                 flight.lease_until_s = asked_at_s + flight.claim.lease_s
-                flight.renew_at_s = asked_at_s + flight.claim.lease_s / 3
             if renewal is Renewal.RESTORED and flight.protected:
                 self._log.warning("record-restored", route=flight.claim.route, record=flight.claim.record)
             return renewal
@@ -249,16 +287,25 @@ class Flights:
 
     async def _run(self) -> None:
         while True:
-            await asyncio.sleep(self._tick_s)
+            try:
+                async with asyncio.timeout(self._tick_s):
+                    await self._sooner.wait()
+            except TimeoutError:
+                pass
+            self._sooner.clear()
             now = running_s()
             due = [
                 self._attend(flight, now)
                 for flight in self._flights.values()
                 if not flight.commands.locked() and (flight.last_word is not None or flight.renew_at_s <= now)
             ]
-            due += [self._free(claim, until_s, now) for claim, until_s in self._abandoned.values()]
-            if due:
-                await asyncio.gather(*due)
+            due += [self._free(abandoned, now) for several in self._abandoned.values() for abandoned in several]
+            if not due:
+                continue
+            for fault in await asyncio.gather(*due, return_exceptions=True):
+                if isinstance(fault, Exception):
+                    # A fault with one flight is no reason to let the leases of all others end.
+                    self._log.error("renewal-failed", fault)
 
     async def _attend(self, flight: Flight, now: float) -> None:
         if flight.last_word is None:
@@ -273,16 +320,22 @@ class Flights:
         else:
             await self._speak(flight)
 
-    async def _free(self, claim: Claim, until_s: float, now: float) -> None:
+    async def _free(self, abandoned: _Abandoned, now: float) -> None:
+        claim = abandoned.claim
         try:
             await self._store.release(claim)
         except StoreError:
             # Until the store has told: a lease may be long over before it comes back.
             self._metrics.count("sidecar_store_errors", "release")
-            self._abandoned[claim.token] = (claim, max(until_s, now + claim.lease_s))
+            abandoned.until_s = max(abandoned.until_s, now + claim.lease_s)
             return
-        if now > until_s:
-            self._abandoned.pop(claim.token, None)
+        abandoned.told = True
+        if now > abandoned.until_s:
+            several = self._abandoned.get(claim.record, [])
+            if abandoned in several:
+                several.remove(abandoned)
+            if not several:
+                self._abandoned.pop(claim.record, None)
 
     # The end.
 
@@ -290,9 +343,18 @@ class Flights:
         """Wait until the store has told every outcome, at most `limit_s`; how many it has not."""
         loop = asyncio.get_running_loop()
         until = loop.time() + limit_s
-        while self._flights and loop.time() < until:
-            await asyncio.wait([flight.settled for flight in self._flights.values()], timeout=min(0.1, limit_s))
-        return len(self._flights)
+        self._sooner.set()
+        while self._untold() and loop.time() < until:
+            settled = [flight.settled for flight in self._flights.values()]
+            if settled:
+                await asyncio.wait(settled, timeout=SHORTEST_TICK_S)
+            else:
+                await asyncio.sleep(SHORTEST_TICK_S)
+        return self._untold()
+
+    def _untold(self) -> int:
+        untold = sum(not abandoned.told for several in self._abandoned.values() for abandoned in several)
+        return len(self._flights) + untold
 
     async def close(self) -> None:
         """Renew no more."""

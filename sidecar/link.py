@@ -61,7 +61,9 @@ class Link:
         self._open = False
         self._wake = asyncio.Event()
         self._broken: asyncio.Future[str] | None = None
+        # uvloop's handles of a time that is over have no when(): the time is kept beside the handle.
         self._timer: asyncio.TimerHandle | None = None
+        self._expires_s = math.inf
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -88,8 +90,8 @@ class Link:
         limit = self._timeout_s if timeout_s is None else timeout_s
         command = _Command(arguments, reply, loop.time() + limit)
         (self._making if now else self._waiting).append(command)
-        if self._timer is None:
-            self._timer = loop.call_at(command.deadline, self._expire)
+        if command.deadline < self._expires_s:
+            self._expire_at(command.deadline)
         self._wake.set()
         return reply
 
@@ -128,7 +130,8 @@ class Link:
             asyncio.get_running_loop().create_task(self._read(connection)),
         ]
         try:
-            await self._ready(self)
+            if not await self._made_ready(self._broken):
+                raise StoreError(self._broken.result(), applied=False)
             self._open, self.trouble = True, ""
             self._wake.set()
             self.trouble = await self._broken
@@ -136,6 +139,23 @@ class Link:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _made_ready(self, broken: asyncio.Future[str]) -> bool:
+        """Whether the connection can be used; False where it broke meanwhile. Raises: StoreError of `ready`."""
+        making = asyncio.get_running_loop().create_task(self._made())
+        try:
+            either: set[asyncio.Future[Any]] = {making, broken}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if broken.done():
+                return False
+            making.result()
+            return True
+        finally:
+            making.cancel()
+            await asyncio.gather(making, return_exceptions=True)
+
+    async def _made(self) -> None:
+        await self._ready(self)
 
     def _break(self, reason: str) -> None:
         if self._broken is not None and not self._broken.done():
@@ -200,26 +220,33 @@ class Link:
         except (RedisError, OSError, TimeoutError) as exc:
             self._break(_clause(exc))
 
+    def _expire_at(self, deadline_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._expires_s = deadline_s
+        self._timer = asyncio.get_running_loop().call_at(deadline_s, self._expire)
+
     def _expire(self) -> None:
         """Fail what is past its time; a written command takes the connection with it."""
-        self._timer = None
-        loop = asyncio.get_running_loop()
-        now = loop.time()
+        self._timer, self._expires_s = None, math.inf
+        now = asyncio.get_running_loop().time()
         if any(command.deadline <= now for command in self._written):
-            # It may still be applied. The link's task fails all that was written, in _drop.
+            # It may still be applied, as may all that was written behind it.
             self.trouble = "no reply in time"
             self._fail(self._written, self.trouble, applied=None)
             self._break(self.trouble)
-        kept = deque[_Command]()
-        for command in self._waiting:
-            if command.deadline > now:
-                kept.append(command)
-            elif not command.reply.done():
-                command.reply.set_exception(StoreError(self.trouble or "no reply in time", applied=False))
-        self._waiting = kept
-        deadlines = [command.deadline for command in (*self._written, *self._making, *kept)]
+        self._making = self._in_time(self._making, now)
+        self._waiting = self._in_time(self._waiting, now)
+        deadlines = [command.deadline for command in (*self._written, *self._making, *self._waiting)]
         if deadlines:
-            self._timer = loop.call_at(min(deadlines), self._expire)
+            self._expire_at(min(deadlines))
+
+    def _in_time(self, commands: deque[_Command], now: float) -> deque[_Command]:
+        """Those of unwritten commands that still have time; the others fail, and surely had no effect."""
+        late = deque(command for command in commands if command.deadline <= now)
+        kept = deque(command for command in commands if command.deadline > now)
+        self._fail(late, self.trouble or "no reply in time", applied=False)
+        return kept
 
 
 def _clause(exc: BaseException) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import ipaddress
 import os
 import socket
 import stat
@@ -26,8 +28,11 @@ def bind(address: Address, report: Callable[[str], None]) -> list[socket.socket]
         port = sockets[0].getsockname()[1]
         try:
             sockets.append(_bind(socket.AF_INET6, "::1", port, address))
-        except StartError:
+        except _NoFamilyError:
             report(f"listen {address}: no IPv6 loopback here, serving 127.0.0.1 alone")
+        except StartError:
+            sockets[0].close()
+            raise
         return sockets
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     try:
@@ -38,8 +43,15 @@ def bind(address: Address, report: Callable[[str], None]) -> list[socket.socket]
     return [_bind(family, str(name), address.port, address)]
 
 
+class _NoFamilyError(StartError):
+    """This host has no such addresses at all."""
+
+
 def _bind(family: socket.AddressFamily, host: str, port: int, address: Address) -> socket.socket:
-    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        made = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as exc:
+        raise _NoFamilyError(f"listen {address}: {exc.strerror}") from exc
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
@@ -49,7 +61,8 @@ def _bind(family: socket.AddressFamily, host: str, port: int, address: Address) 
         made.setblocking(False)
     except OSError as exc:
         made.close()
-        raise StartError(f"listen {address}: {exc.strerror}") from exc
+        kind = _NoFamilyError if exc.errno in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL) else StartError
+        raise kind(f"listen {address}: {exc.strerror}") from exc
     return made
 
 
@@ -71,6 +84,7 @@ def _bind_unix(address: Address) -> socket.socket:
 
 def _in_use(path: str) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)  # a frozen owner with a full queue would hold up the start
         try:
             probe.connect(path)
         except ConnectionRefusedError:
@@ -82,4 +96,9 @@ def _in_use(path: str) -> bool:
 
 def is_loopback(address: Address) -> bool:
     """Whether only this host (or pod) can reach the address."""
-    return bool(address.unix) or address.host in ("localhost", "::1") or address.host.startswith("127.")
+    if address.unix or address.host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(address.host).is_loopback
+    except ValueError:
+        return False  # a name may lead anywhere

@@ -72,7 +72,9 @@ def _text(line: Mapping[str, Value]) -> str:
 
 def _word(value: Value) -> str:
     text = str(value)
-    return json.dumps(text) if any(sign in text for sign in ' "=\n\r\t') else text
+    # Quoted where it could pose as another value, another line, or a command to the terminal.
+    plain = text.isprintable() and not any(sign in text for sign in ' "=')
+    return text if plain else json.dumps(text)
 
 
 class Foreign(logging.Handler):

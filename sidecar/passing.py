@@ -42,9 +42,9 @@ async def _stream(inbound: Inbound, incoming: Incoming) -> None:
         bare = inbound.method == b"HEAD" or incoming.status in NO_CONTENT
         chunked = not bare and incoming.length is None and not inbound.http10
         if not bare and incoming.length is None and inbound.http10:
-            inbound.keep_alive = False  # an HTTP/1.0 client knows no chunks: the end of the connection is the end
+            inbound.end_connection()  # an HTTP/1.0 client knows no chunks: the end of the connection is the end
         if inbound.unread:
-            inbound.keep_alive = False
+            inbound.end_connection()
         head = inbound.head(
             incoming.status,
             incoming.reason,

@@ -10,7 +10,7 @@ import json
 import re
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -19,6 +19,8 @@ from sidecar.errors import SidecarError
 
 # Docker's and Kubernetes' own limits are above this; a sidecar that needs longer is not well.
 TIMEOUT_S = 2.0
+# Whoever settles a record looks at the screen, and a list asks the store many times.
+LONG_S = 30.0
 ANSWER_LIMIT_BYTES = 4 * 1024 * 1024
 
 # Where something that listens everywhere is reached from this machine.
@@ -64,16 +66,20 @@ def _connect(address: Address, clock: _Clock) -> socket.socket:
     return connection
 
 
-def get(address: Address, path: str, *, token: str = "", limit_s: float = TIMEOUT_S) -> tuple[int, bytes]:
-    """Status and content of a GET at an admin listener.
+def get(
+    address: Address, path: str, *, token: str = "", limit_s: float = TIMEOUT_S, content: bytes | None = None
+) -> tuple[int, bytes]:
+    """Status and content of a GET at an admin listener; with `content`, of a POST of that JSON.
 
     Raises: ProbeError.
     """
     host = "localhost" if address.unix else str(address)
-    lines = [f"GET {path} HTTP/1.0", f"Host: {host}", "Accept: application/json"]
+    lines = [f"{'GET' if content is None else 'POST'} {path} HTTP/1.0", f"Host: {host}", "Accept: application/json"]
     if token:
         lines.append(f"Authorization: Bearer {token}")
-    request = "\r\n".join([*lines, "", ""]).encode("ascii")
+    if content is not None:
+        lines += ["Content-Type: application/json", f"Content-Length: {len(content)}"]
+    request = "\r\n".join([*lines, "", ""]).encode("ascii") + (content or b"")
     clock = _Clock(limit_s)
     try:
         with _connect(address, clock) as connection:
@@ -128,19 +134,32 @@ def stats(config: Config) -> dict[str, Any]:
 
     Raises: ProbeError.
     """
+    status, found = ask(config, "/v1/stats", limit_s=TIMEOUT_S)
+    if status != 200:
+        raise ProbeError(f"{_admin(config)}/v1/stats: status {status}")
+    return found
+
+
+def ask(
+    config: Config, path: str, given: Mapping[str, Any] | None = None, *, limit_s: float = LONG_S
+) -> tuple[int, dict[str, Any]]:
+    """Status and document of a GET at the admin listener of a configuration; with `given`, of a POST of it.
+
+    Raises: ProbeError, also where the token is wrong.
+    """
     address = _admin(config)
-    status, content = get(address, "/v1/stats", token=config.admin.token)
+    content = None if given is None else json.dumps(given).encode("ascii")
+    status, answer = get(address, path, token=config.admin.token, limit_s=limit_s, content=content)
+    page = path.partition("?")[0]
     if status == 401:
         raise ProbeError(f"{address}: the sidecar wants another `admin.token`")
-    if status != 200:
-        raise ProbeError(f"{address}/v1/stats: status {status}")
     try:
-        found = json.loads(content)
+        found = json.loads(answer)
     except ValueError as exc:
-        raise ProbeError(f"{address}/v1/stats: the answer is not JSON") from exc
+        raise ProbeError(f"{address}{page}: status {status}, and the answer is not JSON") from exc
     if not isinstance(found, dict):
-        raise ProbeError(f"{address}/v1/stats: the answer is not an object")
-    return found
+        raise ProbeError(f"{address}{page}: the answer is not an object")
+    return status, found
 
 
 def upstream(route: Route) -> None:

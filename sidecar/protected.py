@@ -19,7 +19,7 @@ from sidecar.key import Key
 from sidecar.logline import Log
 from sidecar.message import first
 from sidecar.metrics import Metrics
-from sidecar.record import Completed, Found, Refuse, Replay, Unreadable, Wait, decide
+from sidecar.record import Completed, Found, Refuse, Replay, Unreadable, Wait, decide, resolved_problem
 from sidecar.replay import replay
 from sidecar.store import Claim
 from sidecar.upstream import Upstream
@@ -199,6 +199,8 @@ class Protected:
 
     async def _replay(self, arrival: Arrival, route: Route, completed: Completed) -> None:
         status = completed.answer.status
+        if completed.resolved:
+            raise resolved_problem(completed)
         if not completed.kept:
             raise not_kept_problem(status, sent=Sent.UNKNOWN if 200 <= status < 300 else Sent.NO)
         answer = replay(

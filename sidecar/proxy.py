@@ -111,8 +111,6 @@ class Proxy:
     async def handle(self, inbound: Inbound, listener: Address | None = None) -> bool:
         """Serve one request; whether the connection may go on. `listener`: a route's own, None for the main ones."""
         arrival = Arrival(inbound, time.perf_counter())
-        if self.draining:
-            inbound.keep_alive = False
         self.under_way += 1
         try:
             await self._walk(arrival, listener)
@@ -120,7 +118,7 @@ class Proxy:
             await self._refuse(arrival, problem)
         except ConnectionError:
             arrival.left = True
-            inbound.keep_alive = False
+            inbound.end_connection()
         except asyncio.CancelledError:
             arrival.left = True
             raise
@@ -140,7 +138,7 @@ class Proxy:
         arrival.outcome, arrival.status, arrival.problem = problem.slug, answer.status, problem
         inbound = arrival.inbound
         if inbound.unread:
-            inbound.keep_alive = False
+            inbound.end_connection()
         if inbound.request.writer.output_size > 0:
             inbound.abort()  # an answer was begun: it must not look whole
             return
@@ -148,7 +146,7 @@ class Proxy:
             await inbound.answer(answer)
         except ConnectionError:
             arrival.left = True
-            inbound.keep_alive = False
+            inbound.end_connection()
 
     def refused(self, problem: ProblemError) -> None:
         """Count and log a request that the parser refused."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import os
+import ssl
 from collections.abc import Mapping
 
 from sidecar.checks import Judged, check
@@ -97,5 +97,11 @@ def _preset(layers: Layers, findings: Findings) -> Preset:
 
 def _certificates(layers: Layers, findings: Findings) -> None:
     path = layers.get("ca", "")
-    if path and not os.access(path, os.R_OK):
+    if not path:
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
+    except ssl.SSLError:
+        findings.add(layers.where("ca"), "`ca`: the file holds no certificates in PEM form")
+    except OSError:
         findings.add(layers.where("ca"), "`ca`: the file cannot be read")

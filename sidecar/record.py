@@ -6,12 +6,13 @@ knows the words both sides use and turns what was found into one decision.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
 
 from sidecar.config import Concurrent
 from sidecar.errors import Outcome, ProblemError, Sent
-from sidecar.message import Answer, Field, Fields
+from sidecar.message import Answer, Field, Fields, RecordId
 
 
 class Why(StrEnum):
@@ -28,6 +29,29 @@ class Verdict(StrEnum):
     RELEASED = "released"
     UNKNOWN = "unknown"
     STALE = "stale"
+
+
+class State(StrEnum):
+    """What a record is to the operator: outstanding with its lease over counts as unknown."""
+
+    OUTSTANDING = "outstanding"
+    UNKNOWN = "unknown"
+    COMPLETED = "completed"
+    UNREADABLE = "unreadable"
+
+
+class Settlement(StrEnum):
+    """What the store says to the operator who settles or forgets a record."""
+
+    COMPLETED = "completed"
+    RELEASED = "released"
+    FORGOTTEN = "forgotten"
+    ABSENT = "absent"
+    AGAIN = "again"
+    SETTLED = "settled"
+    OUTSTANDING = "outstanding"
+    EARLY = "early"
+    UNREADABLE = "unreadable"
 
 
 class Renewal(StrEnum):
@@ -78,11 +102,16 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """The first final answer. `kept` is False where its content was not stored."""
+    """The first final answer. `kept` is False where its content was not stored.
+
+    `resolved`: nobody has the answer, the operator said that the mail was sent; then the answer's content is the
+    provider's id of the mail, as far as the operator told it.
+    """
 
     answer: Answer
     kept: bool
     accept_encoding: bytes
+    resolved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +127,93 @@ class Unreadable:
 
 
 Found = Reserved | Outstanding | Later | Held | Completed | Reused | Unreadable
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """One record as the operator sees it; of one that cannot be read only `record`, `state` and `expires_ms` are known.
+
+    `expires_ms`: until it expires, -1 where it never does. `now_ms` and `first_ms` are of the server's clock, 0 where
+    unknown. `lease_left_ms`: of an outstanding one, else 0. `resolved`: the operator settled it. `answer`: where asked
+    for, of a completed one.
+    """
+
+    record: RecordId
+    state: State
+    expires_ms: int
+    now_ms: int = 0
+    first_ms: int = 0
+    attempt: int = 0
+    earlier_unknown: bool = False
+    lease_left_ms: int = 0
+    owner: bytes = b""
+    why: str = ""
+    seen: str = ""
+    status: int = 0
+    algorithm: str = ""
+    key_text: bytes = b""
+    kept: bool = False
+    resolved: bool = False
+    provider_id: str = ""
+    content_bytes: int = 0
+    answer: Answer | None = None
+
+
+def shown(record: RecordId, reply: list[Any]) -> Shown | None:
+    """The record in a reply of `show.lua`; None where there is none."""
+    word = reply[0]
+    if word == b"absent":
+        return None
+    unreadable = Shown(record, State.UNREADABLE, reply[1])
+    if word == b"unreadable":
+        return unreadable
+    try:
+        return _shown(unreadable, reply)
+    except (ValueError, ArithmeticError):
+        return unreadable
+
+
+def _shown(bare: Shown, reply: list[Any]) -> Shown:
+    _, left_ms, now_ms, content_bytes, *texts = reply
+    state, owner, attempt, earlier, lease, hold, algorithm, first, why, seen, status, key, kept, resolved, pid = texts[
+        :15
+    ]
+    name = State(state.decode())
+    lease_left_ms = int(float(lease) - float(hold)) + left_ms if name is State.OUTSTANDING else 0
+    if name is State.OUTSTANDING and lease_left_ms < 0:
+        name, why, lease_left_ms = State.UNKNOWN, Why.OWNER_LOST.value.encode(), 0
+    answer = None
+    if len(texts) > 15 and name is State.COMPLETED:
+        reason, fields, content = texts[15:]
+        answer = Answer(int(status), reason, unpack_fields(fields), content if kept == b"1" else b"")
+    return replace(
+        bare,
+        state=name,
+        now_ms=now_ms,
+        first_ms=int(float(first)),
+        attempt=int(attempt),
+        earlier_unknown=earlier == b"1",
+        lease_left_ms=lease_left_ms,
+        owner=owner,
+        why=why.decode("ascii") if name is State.UNKNOWN else "",
+        seen=seen.decode("ascii") if name is State.UNKNOWN else "",
+        status=int(status) if name is State.COMPLETED else 0,
+        algorithm=algorithm.decode("ascii"),
+        key_text=key,
+        kept=kept == b"1",
+        resolved=resolved == b"1",
+        provider_id=pid.decode("ascii"),
+        content_bytes=content_bytes if kept == b"1" else 0,
+        answer=answer,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What came of an operator's word. `left_ms`: of the lease, or until "not sent" may be said; else 0."""
+
+    word: Settlement
+    left_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +272,21 @@ def unknown_problem(why: str, seen: str = "") -> ProblemError:
     head = f" The provider had begun to answer with status {seen}." if seen else ""
     return ProblemError(
         Outcome.OUTCOME_UNKNOWN,
-        f"An earlier request with this key may have sent a mail. {how}{head} It is not sent again;"
-        " look in the provider's log.",
+        f"An earlier request with this key may have sent a mail. {how}{head} It is not sent again. Look for the mail in"
+        " the provider's log, and settle the key: `sidecar keys show KEY`, then `sidecar keys resolve`.",
+    )
+
+
+def resolved_problem(completed: Completed) -> ProblemError:
+    """`response-not-kept` for a key that the operator settled as sent: its answer never came."""
+    told = completed.answer.content.decode("ascii", "replace")
+    named = f" The provider's id of it is {told}." if told else ""
+    return ProblemError(
+        Outcome.RESPONSE_NOT_KEPT,
+        f"This key's mail was sent: the operator looked, and settled it so. Its answer never came.{named} Nothing is"
+        " sent again.",
+        status=completed.answer.status,
+        sent=Sent.UNKNOWN,
     )
 
 

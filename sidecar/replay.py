@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sidecar.coding import acceptable, decoded
+from sidecar.coding import acceptable, codings, decoded
 from sidecar.config import Route
-from sidecar.message import Answer, Field, Fields, first
+from sidecar.message import Answer, Field, Fields
 from sidecar.record import Completed
 
 
@@ -42,11 +42,10 @@ def replay(
 def _coded(completed: Completed, accept_encoding: bytes | None, limit_bytes: int) -> tuple[Fields, bytes]:
     """The content in a coding the retry takes. One we cannot undo stays: bytes are better than none."""
     answer = completed.answer
-    coding = first(answer.fields, b"content-encoding")
-    if coding is None or (accept_encoding or b"") == completed.accept_encoding:
+    names = codings(answer.fields)
+    if not names or (accept_encoding or b"") == completed.accept_encoding:
         return answer.fields, answer.content
-    codings = [part.strip() for part in coding.split(b",")]
-    if all(acceptable(accept_encoding, part) for part in codings):
+    if all(acceptable(accept_encoding, name) for name in names):
         return answer.fields, answer.content
     undone = decoded(answer.fields, answer.content, limit_bytes)
     return (answer.fields, answer.content) if undone is None else undone

@@ -6,6 +6,7 @@ What a client sent is read from aiohttp's parser; what it gets is written here, 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
@@ -25,6 +26,8 @@ MAX_FIELDS = 512
 PIECE_BYTES = 64 * 1024
 # RFC 9110 section 6.4.1: answers that never have content.
 NO_CONTENT = (204, 304)
+# RFC 9110 section 5.6.2: what a method may look like; the parser hands over its line as text, or as the text of bytes.
+TOKEN = re.compile(r"(?:b['\"])?[!#$%&'*+.^_`|~0-9A-Za-z-]+ ")
 
 Handle = Callable[["Inbound"], Awaitable[bool]]
 Malformed = Callable[[ProblemError], None]
@@ -33,17 +36,27 @@ Malformed = Callable[[ProblemError], None]
 class Inbound:
     """One request as it came, and the way back to its client."""
 
-    __slots__ = ("_continued", "fields", "http10", "keep_alive", "method", "request", "target")
+    __slots__ = ("_closing", "_continued", "_keep_alive", "fields", "http10", "method", "request", "target")
 
-    def __init__(self, request: web.BaseRequest) -> None:
-        """Reads nothing but the head."""
+    def __init__(self, request: web.BaseRequest, closing: Callable[[], bool]) -> None:
+        """Reads nothing but the head. `closing` says whether connections are to end, whenever it is asked."""
         self.request = request
         self.method = request.method.encode("ascii")
         self.target = request.raw_path.encode("utf-8", "surrogateescape")
         self.fields: Fields = request.raw_headers
         self.http10 = request.version < (1, 1)
-        self.keep_alive = request.keep_alive
+        self._keep_alive = request.keep_alive
+        self._closing = closing
         self._continued = False
+
+    @property
+    def keep_alive(self) -> bool:
+        """Whether the connection goes on after this request."""
+        return self._keep_alive and not self._closing()
+
+    def end_connection(self) -> None:
+        """Let the connection end after this request."""
+        self._keep_alive = False
 
     def check(self, header_bytes: int) -> int | None:
         """What RFC 9112 says of the head, beyond what the parser refused; the declared length, if any.
@@ -93,7 +106,7 @@ class Inbound:
         try:
             return await self.request.content.readany()
         except (web.RequestPayloadError, ValueError) as exc:
-            self.keep_alive = False
+            self.end_connection()
             raise malformed("The content's framing cannot be read.") from exc
 
     @property
@@ -148,7 +161,7 @@ class Inbound:
 
     def abort(self) -> None:
         """Break the connection visibly: what was written so far is not a whole answer."""
-        self.keep_alive = False
+        self.end_connection()
         if self.request.transport is not None:
             self.request.transport.abort()
 
@@ -217,7 +230,7 @@ def refused(exc: BaseException | None, header_bytes: int) -> ProblemError:
         if exc.args[1] == header_bytes:
             return malformed(f"The request line is longer than {header_bytes} bytes (limits.header).", 414)
         return malformed(f"A field is longer than {header_bytes} bytes (limits.header).", 431)
-    if isinstance(exc, BadHttpMethod):
+    if isinstance(exc, BadHttpMethod) and TOKEN.match(exc.line):
         return malformed("This method is not known here.", 405)
     if isinstance(exc, BadHttpMessage) and exc.message == "Too many headers received":
         return malformed(f"There are more than {MAX_FIELDS} fields.", 431)
@@ -227,11 +240,11 @@ def refused(exc: BaseException | None, header_bytes: int) -> ProblemError:
 class Server(web.Server):
     """Serves one listener. `handle` writes the whole answer and says whether the connection may go on."""
 
-    def __init__(self, handle: Handle, *, malformed: Malformed, header_bytes: int) -> None:
-        """`malformed` is told of each request that the parser refused."""
+    def __init__(self, handle: Handle, *, malformed: Malformed, closing: Callable[[], bool], header_bytes: int) -> None:
+        """`malformed` is told of each request that the parser refused. `closing`: as in `Inbound`."""
 
         async def respond(request: web.BaseRequest) -> web.StreamResponse:
-            inbound = Inbound(request)
+            inbound = Inbound(request, closing)
             go_on = await handle(inbound)
             return cast(web.StreamResponse, _Written(go_on))
 

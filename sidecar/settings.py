@@ -218,6 +218,11 @@ ROUTE_SETTINGS = (
         Off(FIELD_NAME, ""),
         "The field that marks a replay (its value is `true`), or `off`.",
     ),
+    Setting(
+        "accepted",
+        Whole(200, 299),
+        "The status of an accepted mail: what a retry gets of a key that the operator settled as sent.",
+    ),
     Setting("price_per_1000", Nested(PRICE), "What 1,000 mails cost, for the money not spent twice."),
 )
 

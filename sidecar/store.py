@@ -1,7 +1,8 @@
 """The store: one typed method per Lua script. Nothing but this file and `link.py` speaks Redis.
 
 Two connections: arrivals ask over one, owners renew and settle over the other, so that no flood of arrivals
-delays an owner. Every call is bounded by `store.timeout`, a repeat on a new connection included.
+delays an owner; the operator has a third, made when first asked for. Every call is bounded by `store.timeout`, a
+repeat on a new connection included.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ class Terms:
 class Scripts:
     """The Lua files with the part they share in front, and their SHA1 names."""
 
-    NAMES = ("reserve", "renew", "complete", "release", "lose")
+    NAMES = ("reserve", "renew", "complete", "release", "lose", "resolve", "forget", "show", "find")
 
     def __init__(self) -> None:
         """Reads the package's own files."""
@@ -162,6 +163,7 @@ class Store:
         self._looking: asyncio.Task[None] | None = None
         self._asking = Link(self._connection, timeout_s=settings.timeout_s, ready=self._ready)
         self._settling = Link(self._connection, timeout_s=settings.timeout_s, ready=self._ready)
+        self._operating: Link | None = None
 
     @property
     def trouble(self) -> str:
@@ -195,6 +197,8 @@ class Store:
             await asyncio.gather(self._looking, return_exceptions=True)
         await self._asking.close()
         await self._settling.close()
+        if self._operating is not None:
+            await self._operating.close()
 
     def _connection(self) -> AbstractConnection:
         return self._class(**self._arguments)
@@ -297,7 +301,8 @@ class Store:
         reason = f"{word}: {text.removeprefix(word).strip()}" if word else text
         if not word:
             self._report(f"unexpected reply: {text}")
-        self._refused = reason
+        if link is not self._operating:
+            self._refused = reason
         return StoreError(reason, applied=False)
 
     def _tag(self, claim: Claim) -> str:
@@ -355,6 +360,30 @@ class Store:
         status = "" if seen is None else seen
         return Verdict(_word(await self._run(self._settling, "lose", claim, _ms(ttl_s), _ms(age_s), status)))
 
+    # What the operator asks (`ledger.py`), over a connection of its own: it never delays a mail, nor fails one.
+
+    def _operators(self) -> Link:
+        if self._operating is None:
+            self._operating = Link(self._connection, timeout_s=self._settings.timeout_s, ready=self._ready)
+            self._operating.start()
+        return self._operating
+
+    async def operate(self, script: str, claim: Claim, *more: bytes | str | int) -> list[Any]:
+        """One script for the operator. Raises: StoreError."""
+        return await self._run(self._operators(), script, claim, *more)
+
+    async def read(self, command: str, tag: str, name: str, *more: str | int) -> Any:
+        """One command that only reads, about what has this name under a tag. Raises: StoreError."""
+        link = self._operators()
+        reply = await self._call(link, command, f"{self.begins(tag)}{name}", *more)
+        if isinstance(reply, RedisError):
+            raise self._away(link, reply)
+        return reply
+
+    def begins(self, tag: str) -> str:
+        """What all names under a tag begin with."""
+        return f"{self._settings.prefix}:{{{tag}}}:"
+
 
 def _word(reply: list[Any]) -> str:
     word: bytes = reply[0]
@@ -376,7 +405,7 @@ def _completed(reply: list[Any]) -> Found:
         answer = Answer(int(status), reason, unpack_fields(packed), content)
     except (ValueError, TypeError):
         return Unreadable()
-    return Completed(answer, kept == 1, accept_encoding)
+    return Completed(answer, kept == 1, accept_encoding, resolved=kept == 2)
 
 
 def _reused(reply: list[Any]) -> Found:

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import trustme
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
@@ -186,7 +187,7 @@ limits: {request: 1GiB, stored_response: 5, header: 2B, outstanding: 7, memory: 
 
 def test_everything_in_a_route_is_read(tmp_path: Path) -> None:
     certificates = tmp_path / "ca.pem"
-    certificates.write_text("-")
+    trustme.CA().cert_pem.write_to_path(str(certificates))
     route = mail(
         f"""path: /
 host: Mail.Example.COM

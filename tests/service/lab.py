@@ -11,6 +11,7 @@ import json
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -25,6 +26,7 @@ from harness import (
     Upstream,
     answer,
     duration,
+    scaled,
     until,
 )
 
@@ -48,6 +50,12 @@ def fresh() -> str:
 def times(*, connect_s: float = 1.0, total_s: float = TOTAL_S, receive_s: float = 5.0) -> Settings:
     """`timeout:` of a route."""
     return {"connect": duration(connect_s), "total": duration(total_s), "receive": duration(receive_s)}
+
+
+async def elapsed(begin_s: float, after_s: float) -> None:
+    """Wait until `after_s` (scaled) have passed since `begin_s` (`time.monotonic`)."""
+    end_s = begin_s + scaled(after_s)
+    await until(lambda: time.monotonic() >= end_s, after_s + 5.0)
 
 
 class Lab:
@@ -197,7 +205,7 @@ class Lab:
     def show(self) -> None:
         """Print what the sidecars logged since `reset`; pytest shows it for a test that failed."""
         for number, one in enumerate(self.sidecars, 1):
-            lines = one.log()[self.shown.get(one, 0) :].splitlines()[-100:]
+            lines = one.log()[self.shown.get(one, 0) :].splitlines()[-12:]
             print(f"sidecar {number}:", *lines, sep="\n")
 
     async def close(self) -> None:

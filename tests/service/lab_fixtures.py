@@ -1,7 +1,7 @@
 """The fixtures of `lab.py`: a module that wants them says `pytest_plugins = ("lab_fixtures",)`.
 
 `shared`: sidecars that all tests of the module use, with keys of their own; the module says `routes(lab)`, and perhaps
-`SIDECARS` and `TOP`. `lab`: one of the test's own, for faults.
+`SIDECARS`, `FRONT` (they reach the store through one) and `TOP`. `lab`: one of the test's own, for faults.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ async def lab() -> AsyncIterator[Lab]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def running(request: pytest.FixtureRequest) -> AsyncIterator[Lab]:
-    """What `shared` shares: `SIDECARS` of them (1), with `routes` and `TOP` of the module."""
+    """What `shared` shares, as the module says."""
     module = request.module
     made = await Lab.start()
     routes = module.routes(made)
     try:
+        front = await made.front() if getattr(module, "FRONT", False) else None
         for _ in range(getattr(module, "SIDECARS", 1)):
-            await made.sidecar(routes, **getattr(module, "TOP", {}))
+            await made.sidecar(routes, front=front, **getattr(module, "TOP", {}))
         yield made
     finally:
         await made.close()
