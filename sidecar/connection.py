@@ -243,6 +243,10 @@ class Connection(asyncio.Protocol):
         self._reader = None
         self._transport.abort()
 
+    def drop(self) -> None:
+        """End at once, in use or not; its reader is told."""
+        self._break(None)
+
     # What the transport calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -299,6 +303,7 @@ class Connection(asyncio.Protocol):
             self._reader.ended()
 
     def _break(self, exc: Exception | None) -> None:
+        """Nothing more can come of it: the reader is told, and ends it."""
         if self._reader is None:
             self.abort()
         else:
@@ -319,10 +324,10 @@ class Connection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._secured is not None and not self._secured.done():
-            self._secured.set_exception(exc or ConnectionResetError())
         if exc is not None:
             self._rescue()
+        if self._secured is not None and not self._secured.done():
+            self._secured.set_exception(exc or ConnectionResetError())
         if self._reader is not None:
             self._reader.broke(exc)
             self._reader = None
@@ -333,7 +338,7 @@ class Connection(asyncio.Protocol):
 
         Both loops call `connection_lost` while the socket is open.
         """
-        while self._reader is not None:
+        while self._reader is not None or self._secured is not None:
             try:
                 data = self._socket.recv(RESCUE_BYTES)
             except OSError:

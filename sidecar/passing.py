@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 from sidecar.arrival import Arrival
@@ -9,7 +10,7 @@ from sidecar.config import Route, UpstreamHost
 from sidecar.content import Content
 from sidecar.errors import LostError, NotSentError, Outcome, ProblemError, Sent
 from sidecar.message import end_to_end, first
-from sidecar.server import NO_CONTENT, Inbound
+from sidecar.server import NO_CONTENT, Inbound, malformed
 from sidecar.upstream import Incoming, Outgoing, Upstream, outgoing_fields
 
 # RFC 9110 section 9.2.1: methods that ask for no action, so that a lost answer loses nothing.
@@ -98,7 +99,17 @@ def _host(route: Route, inbound: Inbound) -> bytes:
 
 
 async def _pieces(arrival: Arrival) -> AsyncIterator[bytes]:
-    while piece := await arrival.inbound.piece():
+    assert arrival.match is not None
+    silence_s = arrival.match.route.timeout.receive_s
+    while True:
+        try:
+            async with asyncio.timeout(silence_s):
+                piece = await arrival.inbound.piece()
+        except TimeoutError as exc:
+            # The upstream has a part of it and gets no more: its connection is closed, so it reads no whole request.
+            raise malformed("The content did not arrive in time.", 408) from exc
+        if not piece:
+            return
         arrival.content_bytes += len(piece)
         yield piece
 

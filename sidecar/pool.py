@@ -83,7 +83,7 @@ class Pool:
             await self._emptied
         except asyncio.CancelledError:
             for connection in tuple(self._open):
-                connection.abort()
+                connection.drop()
             raise
         finally:
             self._emptied = None

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 from aiohttp import web
+from aiohttp.http import RawRequestMessage
 from aiohttp.http_exceptions import BadHttpMessage, BadHttpMethod, LineTooLong
 from aiohttp.web_protocol import RequestHandler
 
@@ -26,8 +27,8 @@ MAX_FIELDS = 512
 PIECE_BYTES = 64 * 1024
 # RFC 9110 section 6.4.1: answers that never have content.
 NO_CONTENT = (204, 304)
-# RFC 9110 section 5.6.2: what a method may look like; the parser hands over its line as text, or as the text of bytes.
-TOKEN = re.compile(r"(?:b['\"])?[!#$%&'*+.^_`|~0-9A-Za-z-]+ ")
+# RFC 9110 section 5.6.2: what a method may look like, in the line that the parser quotes in its message as bytes.
+METHOD = re.compile(r"b['\"][!#$%&'*+.^_`|~0-9A-Za-z-]+ ")
 
 Handle = Callable[["Inbound"], Awaitable[bool]]
 Malformed = Callable[[ProblemError], None]
@@ -208,6 +209,21 @@ class _Connection(RequestHandler):
         super().__init__(server, loop=asyncio.get_running_loop(), **options)
         self._malformed = malformed
 
+    def data_received(self, data: bytes) -> None:
+        """Hand data to the parser; where it breaks within a content, tell whoever reads that content.
+
+        aiohttp queues the error behind the request, whose reader would wait for more until its time is over.
+        """
+        super().data_received(data)
+        if not self._messages or isinstance(self._messages[-1][0], RawRequestMessage):
+            return
+        cut = [payload for message, payload in self._messages if isinstance(message, RawRequestMessage)]
+        if self._current_request is not None:
+            cut.append(self._current_request.content)
+        for payload in cut:
+            if not payload.is_eof():
+                payload.set_exception(web.RequestPayloadError("the content's framing is broken"))
+
     def handle_error(
         self,
         request: web.BaseRequest,
@@ -230,7 +246,7 @@ def refused(exc: BaseException | None, header_bytes: int) -> ProblemError:
         if exc.args[1] == header_bytes:
             return malformed(f"The request line is longer than {header_bytes} bytes (limits.header).", 414)
         return malformed(f"A field is longer than {header_bytes} bytes (limits.header).", 431)
-    if isinstance(exc, BadHttpMethod) and TOKEN.match(exc.line):
+    if isinstance(exc, BadHttpMethod) and METHOD.search(exc.message):
         return malformed("This method is not known here.", 405)
     if isinstance(exc, BadHttpMessage) and exc.message == "Too many headers received":
         return malformed(f"There are more than {MAX_FIELDS} fields.", 431)

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness import Upstream, scaled
+from harness import Upstream, scaled, until
 from harness.stores import HOLD, claim, connected, rival
 
 from sidecar import config
@@ -78,7 +78,8 @@ class Lab:
         return reply
 
     async def record(self, sending: Sending) -> Found:
-        """What the next arrival finds."""
+        """What the next arrival finds, once the store serves again."""
+        await until(lambda: not self.store.trouble, 5)
         return await self.store.reserve(rival(sending.claim), HOLD)
 
 

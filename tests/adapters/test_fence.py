@@ -198,3 +198,16 @@ async def test_drain_waits_for_every_outcome_and_counts_what_is_left(lab: Lab) -
     await asyncio.sleep(0)
     await lab.settle(second, lab.complete(second))
     assert await asyncio.wait_for(waiting, scaled(1)) == 0
+
+
+async def test_drain_waits_until_a_reservation_given_up_on_is_released(
+    faulty: Lab, front: StoreProxy, private_store: RedisServer
+) -> None:
+    front.drop_replies = True
+    with pytest.raises(StoreError):
+        await faulty.reserve(claim(lease_s=LEASE_S), HOLD, ttl_s=3600)
+    assert await faulty.drain(0) == 1
+    assert records(private_store) != []
+    front.drop_replies = False
+    assert await faulty.drain(scaled(5)) == 0
+    assert records(private_store) == []

@@ -120,6 +120,7 @@ async def test_handler_is_cancelled_when_its_client_leaves() -> None:
 
 MALFORMED = {
     "tls": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),
+    "no-token": (request(b"G\x01T"), 400),
     "unknown-method": (request("FOO"), 405),
     "two-lengths": (request(fields=[("Content-Length", "3"), ("Content-Length", "4")], content=b"abc"), 400),
     "length-and-chunked": (request(fields=[("Content-Length", "3"), ("Transfer-Encoding", "chunked")]), 400),

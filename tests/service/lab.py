@@ -278,3 +278,40 @@ def stored(first: Parsed, again: Parsed) -> None:
         return [(name, value) for name, value in given.fields if name.lower() not in made]
 
     assert own(again) == own(first), (first, again)
+
+
+# A front before the store, as the network or the server may be.
+
+AWAY = ("down", "silent", "frozen", "deaf")
+
+
+async def fail(front: StoreProxy, how: str) -> None:
+    """Take the store away: `down`, connections refused; `silent`, nothing passes; `frozen`, it passes later; `deaf`,
+    commands are applied and replies vanish.
+    """
+    match how:
+        case "down":
+            await front.refuse()
+        case "silent":
+            front.black_hole = True
+        case "frozen":
+            front.freeze()
+        case "deaf":
+            front.drop_replies = True
+
+
+def restore(front: StoreProxy) -> None:
+    """Let everything pass again. TCP loses no bytes in the middle: connections that swallowed some end."""
+    swallowed = front.drop_replies or front.black_hole
+    front.delay_s, front.drop_replies, front.black_hole = 0.0, False, False
+    if swallowed:
+        front.cut()
+    front.thaw()
+
+
+async def mend(lab: Lab, front: StoreProxy) -> None:
+    """Give the store back and wait until the sidecar has noticed."""
+    restore(front)
+    if front._server is None:
+        await front.accept()
+    await lab.one.ready(5)

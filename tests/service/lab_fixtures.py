@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from lab import Lab
+from harness import StoreProxy, until
+from lab import Lab, restore
 
 
 @pytest_asyncio.fixture
@@ -43,3 +44,20 @@ async def shared(running: Lab) -> AsyncIterator[Lab]:
     running.reset()
     yield running
     running.show()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def store_front(shared: Lab) -> AsyncIterator[StoreProxy]:
+    """The front before the store, whole again afterwards."""
+    (proxy,) = shared.fronts
+    yield proxy
+    restore(proxy)
+    proxy._patterns.clear()
+    if proxy._server is None:
+        await proxy.accept()
+    await shared.one.ready()
+
+    async def settled() -> bool:
+        return await shared.one.metric("sidecar_unsettled") == 0
+
+    await until(settled)

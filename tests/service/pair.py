@@ -81,13 +81,11 @@ async def running(
             await far.stop()
 
 
-def module_pair(parts: Mapping[str, Any] | None = None, **route: object) -> object:
+def module_pair(parts: Mapping[str, Any] | None = None, **route: Any) -> object:
     """The fixture `shared`: one pair for all tests of a module."""
 
     @pytest_asyncio.fixture(scope="module", loop_scope="module", name="shared")
-    async def started(
-        tmp_path_factory: pytest.TempPathFactory, session_store: RedisServer
-    ) -> AsyncIterator[Pair]:
+    async def started(tmp_path_factory: pytest.TempPathFactory, session_store: RedisServer) -> AsyncIterator[Pair]:
         session_store.flush()
         async with running(tmp_path_factory.mktemp("shared"), session_store.url, parts, **route) as pair:
             yield pair

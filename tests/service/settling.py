@@ -10,10 +10,13 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 from harness import Parsed, close_after_content, request
 from harness.client import raw
 from harness.program import ROOT, Sidecar
 from lab import Lab, Settings, fresh, times, unknown
+
+from sidecar.cli import run
 
 TOKEN = "operators-only"
 TOP: Settings = {"admin": {"token": TOKEN}}
@@ -25,6 +28,7 @@ def routes(lab: Lab) -> dict[str, Settings]:
         "mail": lab.route(),
         "quick": lab.route(timeout=times(total_s=0.05)),
         "accepting": lab.route(accepted=202, timeout=times(total_s=0.05)),
+        "patient": lab.route(timeout=times(total_s=60)),
         "digest": lab.route(record_key="digest"),
     }
 
@@ -80,3 +84,10 @@ async def ask(
     method = "GET" if content is None else "POST"
     data = request(method, target, pairs, content or b"", host=host or f"127.0.0.1:{sidecar.admin_port}")
     return await raw(sidecar.admin, data)
+
+
+async def said(sidecar: Sidecar, capfd: pytest.CaptureFixture[str], *words: str) -> Ran:
+    """The same as `keys`, within this process: for what needs many short runs."""
+    capfd.readouterr()
+    code = await asyncio.to_thread(run, ["keys", words[0], "-c", str(sidecar.file), *words[1:]])
+    return Ran(code, *capfd.readouterr())

@@ -19,7 +19,11 @@ STORE = {"timeout": duration(TIMEOUT_S)}
 
 def routes(lab: Lab) -> dict[str, Settings]:
     quick = {"lease": duration(LEASE_S), "timeout": times(total_s=3, connect_s=3)}
-    return {"mail": lab.route(**quick), "resend": lab.route("resend", **quick), "wait": lab.route(**quick, concurrent="wait")}
+    return {
+        "mail": lab.route(**quick),
+        "resend": lab.route("resend", **quick),
+        "wait": lab.route(**quick, concurrent="wait"),
+    }
 
 
 async def pair(lab: Lab) -> StoreProxy:

@@ -1,4 +1,4 @@
-"""The end of a process: what is outstanding ends and is recorded, what still comes is served or told to go elsewhere."""
+"""The end of a process: what is outstanding ends and is recorded, what still comes is served or refused."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def test_application_that_still_sends_is_served_throughout_the_drain(tmp_p
         took_s = time.monotonic() - begin_s
         assert scaled(1.0) <= took_s < scaled(3.5)
         assert (sent >= 4, pair.count) == (True, sent + 1)
-        with pytest.raises(OSError, match="refused|Connect"):
+        with pytest.raises(OSError, match=r"refused|Connect"):
             await Client.open(pair.sidecar.base)
 
 
@@ -178,7 +178,9 @@ async def test_idle_connections_do_not_hold_up_the_end(tmp_path: Path, store: Re
 
 
 @pytest.mark.case("C271")
-async def test_store_that_is_away_at_the_end_makes_the_exit_code_one(tmp_path: Path, private_store: RedisServer) -> None:
+async def test_store_that_is_away_at_the_end_makes_the_exit_code_one(
+    tmp_path: Path, private_store: RedisServer
+) -> None:
     async with running(tmp_path, private_store.url, {"drain": duration(0.1)}, timeout=TIMES, lease=duration(3)) as pair:
         pair.upstream.script(slow(0.5))
         sending = asyncio.create_task(pair.ask(post("unrecorded")))

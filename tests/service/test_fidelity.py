@@ -49,7 +49,7 @@ FIELDS = (
     b"X-Empty: ",
     b"uSER-aGENT: odd/1",
     b"Cookie: a=b",
-    b"X-Quotes: \"a\\\"b\", 'c'",
+    b'X-Quotes: "a\\"b", \'c\'',
     b"Idempotent-Replayed: true",
     b"Idempotency-Protected: false",
     b"Proxy-Status: someone",
@@ -156,7 +156,7 @@ async def test_request_in_many_chunks_arrives_whole_and_its_trailer_is_dropped(m
     assert len(seen.every("content-length") + seen.every("transfer-encoding")) == 1
 
 
-ANSWER = [
+ANSWER: list[tuple[str, str | bytes]] = [
     ("X-One", "1"),
     ("set-cookie", "a=b; Path=/"),
     ("x-one", "2"),

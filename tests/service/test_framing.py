@@ -50,9 +50,7 @@ TRICKS = {
     "chunked twice": framed(b"Transfer-Encoding: chunked, chunked", content=CHUNKS),
     "two codings": framed(b"Transfer-Encoding: chunked", b"Transfer-Encoding: chunked", content=CHUNKS),
     "coding identity": framed(b"Transfer-Encoding: identity", b"Content-Length: 3", content=b"abc"),
-    "chunks under HTTP/1.0": framed(
-        b"Transfer-Encoding: chunked", line=b"POST /mail/emails HTTP/1.0", content=CHUNKS
-    ),
+    "chunks under HTTP/1.0": framed(b"Transfer-Encoding: chunked", line=b"POST /mail/emails HTTP/1.0", content=CHUNKS),
     "blank before the colon": framed(b"Content-Length : 3", content=b"abc"),
     "folded field": framed(b"X-Fold: a\r\n b", b"Content-Length: 3", content=b"abc"),
     "NUL in a value": framed(b"X-Nul: a\0b", b"Content-Length: 3", content=b"abc"),
@@ -101,7 +99,9 @@ async def test_framing_trick_is_refused_and_nothing_behind_it_is_read(mail: Pair
 
 
 @pytest.mark.case("C236")
-@pytest.mark.parametrize("start", [b"CONNECT m.test:443", b"POST /mail/emails#part", b"POST http://a@b/mail/emails", b"GET *"])
+@pytest.mark.parametrize(
+    "start", [b"CONNECT m.test:443", b"POST /mail/emails#part", b"POST http://a@b/mail/emails", b"GET *"]
+)
 async def test_target_that_leads_nowhere_for_certain_is_refused(mail: Pair, start: bytes) -> None:
     got = await mail.ask(head(start + b" HTTP/1.1", b"Host: h", b"X-Mark: " + MARK))
     assert (got.status, got.slug, mail.upstream.begun) == (400, "request-malformed", [])
@@ -127,9 +127,7 @@ async def test_missing_host_is_refused_and_that_of_http_1_0_is_not(mail: Pair) -
 @pytest.mark.case("C236")
 @pytest.mark.parametrize("target", ["/mail/emails", "/mail/other"])
 @pytest.mark.parametrize("broken", [b"zz\r\n", b"+3\r\nabc\r\n0\r\n\r\n"])
-async def test_chunks_that_break_within_the_content_are_refused_at_once(
-    mail: Pair, target: str, broken: bytes
-) -> None:
+async def test_chunks_that_break_within_the_content_are_refused_at_once(mail: Pair, target: str, broken: bytes) -> None:
     key = f"broken {target} {broken!r}"
     data = request("POST", target, [("Authorization", "Bearer one"), ("Transfer-Encoding", "chunked")], key=key)
     async with await mail.client() as client:
@@ -190,7 +188,7 @@ async def test_limits_of_the_server_are_in_force() -> None:
     async def handle(inbound: server.Inbound) -> bool:
         raise AssertionError
 
-    made = server.Server(handle, malformed=lambda problem: None, header_bytes=4321)
+    made = server.Server(handle, malformed=lambda problem: None, closing=lambda: False, header_bytes=4321)
     connection = made()
     # A misspelt option is dropped by aiohttp without a word, and all others with it.
     known = inspect.signature(RequestHandler.__init__).parameters
@@ -267,7 +265,9 @@ async def test_content_above_the_limit_is_413_and_the_key_stays_free(mail: Pair,
     if framing == "length":
         data = post(key, content)
     else:
-        data = request("POST", "/mail/emails", [("Authorization", "Bearer one"), ("Transfer-Encoding", "chunked")], key=key)
+        data = request(
+            "POST", "/mail/emails", [("Authorization", "Bearer one"), ("Transfer-Encoding", "chunked")], key=key
+        )
         data += b"%x\r\n%b\r\n0\r\n\r\n" % (len(content), content)
     got = await mail.ask(data)
     assert (got.status, got.slug, mail.upstream.begun) == (413, "content-too-large", [])

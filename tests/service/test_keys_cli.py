@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import re
 import time
 from pathlib import Path
 
 import pytest
-from harness import answer, close_after_content, gate, stall
+from harness import answer, close_after_content
 from harness.program import Sidecar
-from lab import JSON, LEASE_S, Lab, elapsed, fresh, problem, stored, times, unknown
-from settling import TOP, keys, lose, record_of, routes
+from lab import JSON, Lab, elapsed, fresh, problem, stored, unknown
+from settling import TOP, keys, lose, record_of, routes, said
 
 pytest_plugins = ("lab_fixtures",)
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -44,16 +43,16 @@ async def test_lost_answer_is_listed_and_once_resolved_as_sent_a_retry_is_told_s
 
 
 async def test_resolved_as_not_sent_a_retry_is_forwarded_once(shared: Lab) -> None:
-    key = await lose(shared)
+    key = await lose(shared, "patient")
     early = await keys(shared.one, "resolve", key, "--not-sent")
     assert early.code == 1
     assert "log may lag" in early.err
-    unknown(await shared.one.send(key))
+    unknown(await shared.one.send(key, target="/patient/emails"))
     ran = await keys(shared.one, "resolve", key, "--not-sent", "--force")
     assert ran.code == 0, ran
-    first = await shared.one.send(key)
+    first = await shared.one.send(key, target="/patient/emails")
     assert (first.status, first.replayed) == (200, False)
-    stored(first, await shared.one.send(key))
+    stored(first, await shared.one.send(key, target="/patient/emails"))
     assert shared.count(key) == 2
 
 
@@ -99,51 +98,6 @@ async def test_retry_of_a_key_resolved_as_sent_gets_the_routes_accepted_status(s
     assert (again.code, "before" in again.out) == (0, True)
     refused = await keys(shared.one, "resolve", key, "--not-sent", "--force")
     assert (refused.code, "forget" in refused.err) == (1, True)
-
-
-async def test_owner_killed_in_flight_is_listed_without_another_arrival(lab: Lab) -> None:
-    one = await lab.sidecar({"mail": lab.route(timeout=times(total_s=5))})
-    key = fresh()
-    lab.upstream.script(stall())
-    sending = asyncio.create_task(one.send(key))
-    await lab.upstream.reached()
-    outstanding = await keys(one, "list", "--state", "outstanding")
-    assert key in outstanding.out, outstanding
-    refused = [
-        await keys(one, *words, key)
-        for words in (("resolve", "--sent"), ("resolve", "--not-sent", "--force"), ("forget",))
-    ]
-    assert [(ran.code, "runs in this sidecar" in ran.err) for ran in refused] == [(1, True)] * 3, refused
-    await one.kill()
-    await asyncio.gather(sending, return_exceptions=True)
-    two = await lab.sidecar({"mail": lab.route(timeout=times(total_s=0.05))})
-    ran = await keys(two, "forget", key)
-    if ran.code:  # its lease lives on
-        assert "lease ends" in ran.err, ran
-    await elapsed(time.monotonic(), LEASE_S + 0.1)
-    listed = await keys(two, "list")
-    assert re.search(rf"owner-lost .* {key}$", listed.out, re.MULTILINE), listed
-    assert (await keys(two, "resolve", key, "--not-sent")).code == 0
-    assert (await two.send(key)).status == 200
-    assert lab.count(key) == 2
-
-
-async def test_owner_that_outlives_a_not_sent_adds_its_answer(lab: Lab) -> None:
-    sidecars = [await lab.sidecar({"mail": lab.route(timeout=times(total_s=20))}) for _ in range(2)]
-    key = fresh()
-    begin, behaviour = asyncio.Event(), answer(200, [JSON], b"late")
-    lab.upstream.script(gate(begin, behaviour))
-    sending = asyncio.create_task(sidecars[0].send(key, deadline_s=20))
-    await lab.upstream.reached()
-    sidecars[0].pause()
-    await elapsed(time.monotonic(), LEASE_S + 0.2)
-    assert (await keys(sidecars[1], "resolve", key, "--not-sent", "--force")).code == 0
-    begin.set()
-    sidecars[0].resume()
-    first = await sending
-    assert first.content == b"late"
-    stored(first, await sidecars[1].send(key))
-    assert lab.count(key) == 1
 
 
 # Finding.
@@ -238,7 +192,7 @@ async def test_content_is_shown_only_where_asked(shared: Lab) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "part"),
     [
         (("resolve", "K"), "either --sent or --not-sent"),
         (("resolve", "K", "--sent", "--not-sent"), "either --sent or --not-sent"),
@@ -248,17 +202,21 @@ async def test_content_is_shown_only_where_asked(shared: Lab) -> None:
         (("list", "--limit", "0"), "limit"),
     ],
 )
-async def test_usage_is_told_with_exit_code_2(shared: Lab, words: tuple[str, ...], said: str) -> None:
-    ran = await keys(shared.one, *words)
+async def test_usage_is_told_with_exit_code_2(
+    shared: Lab, capfd: pytest.CaptureFixture[str], words: tuple[str, ...], part: str
+) -> None:
+    ran = await said(shared.one, capfd, *words)
     assert (ran.code, ran.out) == (2, "")
-    assert said in ran.err
+    assert part in ran.err
     assert ran.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("words", [("show",), ("forget",), ("resolve", "--sent")])
 @pytest.mark.parametrize("key", ["never-used", "ab" * 19 + "cd"])
-async def test_what_is_not_there_is_told_with_exit_code_1(shared: Lab, words: tuple[str, ...], key: str) -> None:
-    ran = await keys(shared.one, *words, key)
+async def test_what_is_not_there_is_told_with_exit_code_1(
+    shared: Lab, capfd: pytest.CaptureFixture[str], words: tuple[str, ...], key: str
+) -> None:
+    ran = await said(shared.one, capfd, *words, key)
     assert (ran.code, ran.out) == (1, "")
     assert "there is no record" in ran.err
 
@@ -275,15 +233,6 @@ async def test_wrong_token_is_told_with_exit_code_1(shared: Lab, tmp_path: Path)
     other.file.write_text(other.file.read_text().replace(str(other.admin_port), str(shared.one.admin_port)))
     ran = await keys(other, "list")
     assert (ran.code, "admin.token" in ran.err) == (1, True)
-
-
-async def test_store_that_is_away_is_told_with_exit_code_1(lab: Lab) -> None:
-    one = await lab.sidecar()
-    lab.store.stop()
-    ran = await keys(one, "list")
-    lab.store.start()
-    assert (ran.code, ran.out) == (1, "")
-    assert "store" in ran.err
 
 
 async def test_hold_tells_how_to_settle(shared: Lab) -> None:

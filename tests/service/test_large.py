@@ -51,7 +51,9 @@ async def test_mail_with_attachment_is_protected_whatever_its_size(mail: Pair, s
     content = attachment(size)
     first, second = [await large(mail, f"attachment {size}", content) for _ in range(2)]
     assert (first.status, second.status, second.replayed, second.content) == (200, 200, True, first.content)
-    assert [hashlib.sha256(one.content).digest() for one in mail.upstream.requests] == [hashlib.sha256(content).digest()]
+    assert [hashlib.sha256(one.content).digest() for one in mail.upstream.requests] == [
+        hashlib.sha256(content).digest()
+    ]
     changed = content[:-20] + b"9" + content[-19:]
     assert (await large(mail, f"attachment {size}", changed)).status == 422
     assert mail.count == 1
@@ -185,7 +187,9 @@ def deleted_files(pid: int) -> Iterator[Path]:
 
 
 @pytest.mark.case("C266")
-async def test_spooled_content_has_no_name_and_is_freed_with_its_request(tmp_path: Path, session_store: RedisServer) -> None:
+async def test_spooled_content_has_no_name_and_is_freed_with_its_request(
+    tmp_path: Path, session_store: RedisServer
+) -> None:
     spool = tmp_path / "spool"
     spool.mkdir()
     env = {"TMPDIR": str(spool)}

@@ -6,7 +6,7 @@ import asyncio
 import time
 
 import pytest
-from harness import Client, answer, gate, reset_after_content, request, scaled, slow, until
+from harness import Client, answer, gate, request, reset_after_content, scaled, slow, until
 from harness.program import MAIL
 from lab import FIELDS, JSON, Lab, Settings, busy, elapsed, fresh, stored, times, unknown
 

@@ -225,7 +225,9 @@ async def test_answer_that_ends_with_its_connection_arrives_whole(mail: Pair) ->
 
 
 @pytest.mark.case("C233")
-async def test_failures_before_and_after_the_first_byte_are_told_apart(tmp_path: Path, session_store: RedisServer) -> None:
+async def test_failures_before_and_after_the_first_byte_are_told_apart(
+    tmp_path: Path, session_store: RedisServer
+) -> None:
     async with running(tmp_path, session_store.url) as pair:
         pair.upstream.script(close_after_content(), close_after_content())
         lost = await pair.ask(request("POST", "/mail/other", [], b"x"))

@@ -21,7 +21,8 @@ def multipart(boundary: str, file: bytes = b"\x00\xff", name: str = "a.bin", to:
     """Two parts under this boundary."""
     parts = [
         b'Content-Disposition: form-data; name="to"\r\n\r\n' + to,
-        b'Content-Disposition: form-data; name="file"; filename="%b"\r\nContent-Type: x/y\r\n\r\n%b' % (name.encode(), file),
+        b'Content-Disposition: form-data; name="file"; filename="%b"\r\nContent-Type: x/y\r\n\r\n%b'
+        % (name.encode(), file),
     ]
     mark = b"--" + boundary.encode()
     return mark + b"\r\n" + (b"\r\n" + mark + b"\r\n").join(parts) + b"\r\n" + mark + b"--\r\n"
@@ -29,7 +30,12 @@ def multipart(boundary: str, file: bytes = b"\x00\xff", name: str = "a.bin", to:
 
 PARTS = "multipart/form-data; boundary="
 SAME = {
-    "members in another order, at any depth": (JSON, b'{"a":1,"b":{"c":[1,2],"d":null}}', JSON, b'{"b":{"d":null,"c":[1,2]},"a":1}'),
+    "members in another order, at any depth": (
+        JSON,
+        b'{"a":1,"b":{"c":[1,2],"d":null}}',
+        JSON,
+        b'{"b":{"d":null,"c":[1,2]},"a":1}',
+    ),
     "other white space": (JSON, b'{"a":[1,2]}', JSON, b'\r\n{ "a" :\t[1, 2] } \n'),
     "escapes of the same text": (JSON, b'{"a":"\xc3\xa9/"}', JSON, b'{"\\u0061":"\\u00e9\\/"}'),
     "media type with parameters": (JSON, b'{"a":1}', JSON + "; charset=utf-8", b'{"a": 1}'),
@@ -84,9 +90,7 @@ async def test_other_mail_under_the_key_is_refused_and_not_forwarded(mail: Pair,
 
 
 @pytest.mark.case("C256")
-@pytest.mark.parametrize(
-    "target", ["/mail/emails/batch", "/mail/emails?x=1", "/mail/emails?", "/mail/emails?b=2&a=1"]
-)
+@pytest.mark.parametrize("target", ["/mail/emails/batch", "/mail/emails?x=1", "/mail/emails?", "/mail/emails?b=2&a=1"])
 async def test_other_path_or_query_under_the_key_is_refused(mail: Pair, target: str) -> None:
     key = f"target {target}".replace("?", "!")
     start = "/mail/emails?a=1&b=2" if "b=2" in target else "/mail/emails"
@@ -102,7 +106,14 @@ async def test_other_path_or_query_under_the_key_is_refused(mail: Pair, target: 
 
 @pytest.mark.case("C256")
 async def test_other_spellings_of_the_path_are_the_same_mail(mail: Pair) -> None:
-    targets = ["/mail/emails", "/mail//emails", "/mail/emails/", "/mail/%65mails", "/mail/x/../emails", "//mail/./emails"]
+    targets = [
+        "/mail/emails",
+        "/mail//emails",
+        "/mail/emails/",
+        "/mail/%65mails",
+        "/mail/x/../emails",
+        "//mail/./emails",
+    ]
     got = [await mail.ask(post("spelt", target=target)) for target in targets]
     assert [one.replayed for one in got] == [False] + [True] * 5
     assert mail.count == 1
@@ -124,7 +135,12 @@ async def test_coded_content_is_compared_undone_and_forwarded_as_it_came(mail: P
     first = gzipped(content, 9)
     got = [
         await mail.ask(post("coded", data, fields=fields if coded else fields[:2]))
-        for data, coded in ((first, True), (gzipped(content, 1), True), (gzipped(b" " + content), True), (content, False))
+        for data, coded in (
+            (first, True),
+            (gzipped(content, 1), True),
+            (gzipped(b" " + content), True),
+            (content, False),
+        )
     ]
     assert [one.replayed for one in got] == [False, True, True, True]
     refused = await mail.ask(post("coded", gzipped(content + b" 1"), fields=fields))

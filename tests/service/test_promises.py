@@ -119,9 +119,7 @@ async def test_key_inside_the_content_is_no_key(shared: Lab) -> None:
     assert [one.status for one in answers] == [200, 200]
     assert shared.upstream.count == 2
     assert await shared.one.metric("sidecar_requests_total", outcome="unprotected") == counted + 2
-    problem(
-        await shared.one.send(None, content, "/strict/emails"), "key-missing", 400, sent="no", retryable=False
-    )
+    problem(await shared.one.send(None, content, "/strict/emails"), "key-missing", 400, sent="no", retryable=False)
     assert shared.upstream.count == 2
 
 
@@ -247,53 +245,3 @@ async def test_replay_field_has_the_routes_own_name(shared: Lab) -> None:
     again = await shared.one.send(key, target="/quiet/emails")
     assert again.first("x-again") == b"true"
     assert again.first("idempotent-replayed") is None
-
-
-@pytest.mark.case("C118")
-async def test_other_content_path_query_or_method_is_refused_and_not_sent(shared: Lab) -> None:
-    key = fresh()
-    first = await shared.one.send(key)
-    for content, target in (
-        (OTHER, "/mail/emails"),
-        (b"", "/mail/emails"),
-        (MAIL, "/mail/emails/batch"),
-        (MAIL, "/mail/emails?x=1"),
-    ):
-        problem(
-            await shared.one.send(key, content, target), "key-reused", 422, sent="unknown", retryable=False
-        )
-    stored(first, await shared.one.send(key))
-    assert shared.count(key) == 1
-    key = fresh()
-    async with await shared.one.client() as client:
-        assert (await client.ask(request("PUT", "/put/things/1", FIELDS, MAIL, key=key))).status == 200
-    reused = await shared.one.send(key, target="/put/emails")
-    problem(reused, "key-reused", 422, sent="unknown", retryable=False)
-    assert shared.count(key) == 1
-
-
-@pytest.mark.case("C119")
-async def test_key_of_a_recorded_refusal_is_reused_with_sent_no(shared: Lab) -> None:
-    key = fresh()
-    shared.upstream.script(answer(422))
-    assert (await shared.one.send(key)).status == 422
-    problem(await shared.one.send(key, OTHER), "key-reused", 422, sent="no", retryable=False)
-    assert shared.count(key) == 1
-
-
-@pytest.mark.case("C120")
-async def test_empty_content_twice_is_a_replay(shared: Lab) -> None:
-    key = fresh()
-    first = await shared.one.send(key, b"")
-    stored(first, await shared.one.send(key, b""))
-    problem(await shared.one.send(key, b"x"), "key-reused", 422, sent="unknown", retryable=False)
-    assert shared.count(key) == 1
-
-
-@pytest.mark.case("C121")
-async def test_other_fields_alone_are_the_same_request(shared: Lab) -> None:
-    key = fresh()
-    first = await shared.one.send(key, fields=[*FIELDS, ("User-Agent", "a"), ("traceparent", "00-1")])
-    again = await shared.one.send(key, fields=[*FIELDS, ("User-Agent", "b"), ("X-Forwarded-For", "::1")])
-    stored(first, again)
-    assert shared.count(key) == 1

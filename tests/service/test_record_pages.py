@@ -7,7 +7,7 @@ import json
 
 import pytest
 from lab import Lab
-from settling import TOKEN, TOP, ask, keys, lose, record_of, routes
+from settling import TOKEN, TOP, ask, lose, record_of, routes
 
 pytest_plugins = ("lab_fixtures",)
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -159,24 +159,3 @@ async def test_questions(shared: Lab, target: str, status: int) -> None:
     if status != 200:
         assert given.json()["status"] == status
         assert given.json()["detail"]
-
-
-async def test_content_needs_a_token_to_be_set_and_the_rest_does_not_on_loopback(lab: Lab) -> None:
-    one = await lab.sidecar()
-    key = await lose(lab)
-    record = record_of(lab, key)
-    assert (await ask(one, f"/v1/records/{record}", Authorization="")).status == 200
-    refused = await ask(one, f"/v1/records/{record}?content=1", Authorization="")
-    assert (refused.status, refused.slug) == (403, "token-unset")
-    ran = await keys(one, "show", key, "--content")
-    assert (ran.code, "admin.token" in ran.err) == (1, True)
-    assert (await keys(one, "resolve", key, "--sent")).code == 0
-
-
-async def test_beyond_loopback_and_without_a_token_nothing_is_told(lab: Lab) -> None:
-    one = await lab.sidecar()
-    await one.stop()
-    one.file.write_text(one.file.read_text().replace(f"127.0.0.1:{one.admin_port}", f"0.0.0.0:{one.admin_port}"))
-    await one.run()
-    refused = await ask(one, "/v1/records", Authorization="")
-    assert (refused.status, refused.slug) == (403, "token-unset")

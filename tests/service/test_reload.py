@@ -44,7 +44,9 @@ class Reloaded:
 
 
 @pytest.mark.case("C276")
-async def test_policies_and_routes_change_for_new_requests(tmp_path: Path, upstream: Upstream, store: RedisServer) -> None:
+async def test_policies_and_routes_change_for_new_requests(
+    tmp_path: Path, upstream: Upstream, store: RedisServer
+) -> None:
     one = await Reloaded.start(tmp_path, upstream, store)
     pair = one.pair
     try:
@@ -148,7 +150,15 @@ async def test_what_needs_a_restart_says_so_and_does_not_change(
         one.config["limits"] = {"request": "1MiB"}
         one.config["listen"] = "127.0.0.1:1"
         told = await one.hup()
-        for name in ("routes.mail.scope", "routes.mail.path", "routes.mail.upstream", "store", "drain", "limits", "listen"):
+        for name in (
+            "routes.mail.scope",
+            "routes.mail.path",
+            "routes.mail.upstream",
+            "store",
+            "drain",
+            "limits",
+            "listen",
+        ):
             assert any(line.startswith(name + ":") and "restart" in line for line in told), name
         again = await one.pair.send("before the change")
         assert (again.replayed, again.content, one.pair.count) == (True, first.content, 1)

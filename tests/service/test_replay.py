@@ -51,7 +51,9 @@ async def test_replay_has_every_field_in_order_and_every_byte(mail: Pair, status
     for got in replays:
         assert (got.status, got.reason, got.content) == (status, b"My R\xefason", content)
         assert sorted(undated(got)) == sorted([*undated(first), MARKED])
-        assert [pair for pair in undated(got) if pair not in (MARKED, (b"Content-Length", b"256"))] == undated(first)[:-1]
+        assert [pair for pair in undated(got) if pair not in (MARKED, (b"Content-Length", b"256"))] == undated(first)[
+            :-1
+        ]
         date = parsedate_to_datetime((got.first("date") or b"").decode())
         assert abs(datetime.now(UTC) - date) < timedelta(seconds=60)
         assert got.first("age") == b"5"

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 
 import pytest
-import pytest_asyncio
 from harness import (
     Client,
     NoAnswerError,
@@ -24,72 +22,32 @@ from harness import (
 )
 from harness.behaviours import Behaviour
 from harness.program import MAIL
-from lab import FIELDS, LEASE_S, STORE_TIMEOUT_S, Lab, Settings, away, busy, elapsed, fresh, stored, times, unknown
+from lab import (
+    AWAY,
+    FIELDS,
+    LEASE_S,
+    STORE_TIMEOUT_S,
+    Lab,
+    Settings,
+    away,
+    busy,
+    elapsed,
+    fail,
+    fresh,
+    mend,
+    stored,
+    times,
+    unknown,
+)
 
 pytest_plugins = ("lab_fixtures",)
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 FRONT = True
-FORWARD = "/forward/emails"
 
 
 def routes(lab: Lab) -> dict[str, Settings]:
-    return {
-        "mail": lab.route(timeout=times(total_s=8)),
-        "forward": lab.route(timeout=times(total_s=8), store_unavailable="forward"),
-    }
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def front(shared: Lab) -> AsyncIterator[StoreProxy]:
-    """The front before the store, whole again afterwards."""
-    (proxy,) = shared.fronts
-    yield proxy
-    restore(proxy)
-    proxy._patterns.clear()
-    if proxy._server is None:
-        await proxy.accept()
-    await shared.one.ready()
-
-    async def settled() -> bool:
-        return await shared.one.metric("sidecar_unsettled") == 0
-
-    await until(settled)
-
-
-async def fail(front: StoreProxy, how: str) -> None:
-    """Take the store away: `down`, connections refused; `silent`, nothing passes; `frozen`, it passes later; `deaf`,
-    commands are applied and replies vanish.
-    """
-    match how:
-        case "down":
-            await front.refuse()
-        case "silent":
-            front.black_hole = True
-        case "frozen":
-            front.freeze()
-        case "deaf":
-            front.drop_replies = True
-
-
-def restore(front: StoreProxy) -> None:
-    """Let everything pass again. TCP loses no bytes in the middle: connections that swallowed some end."""
-    swallowed = front.drop_replies or front.black_hole
-    front.delay_s, front.drop_replies, front.black_hole = 0.0, False, False
-    if swallowed:
-        front.cut()
-    front.thaw()
-
-
-async def mend(lab: Lab, front: StoreProxy) -> None:
-    """Give the store back and wait until the sidecar has noticed."""
-    restore(front)
-    if front._server is None:
-        await front.accept()
-    await lab.one.ready(5)
-
-
-AWAY = ["down", "silent", "frozen", "deaf"]
+    return {"mail": lab.route(timeout=times(total_s=8))}
 
 
 def ask(sidecar: Sidecar, key: str, target: str = "/mail/emails") -> asyncio.Task[Parsed]:
@@ -99,17 +57,17 @@ def ask(sidecar: Sidecar, key: str, target: str = "/mail/emails") -> asyncio.Tas
 @pytest.mark.case("C???")
 @pytest.mark.parametrize("how", AWAY)
 async def test_while_the_store_is_away_nothing_is_sent_and_afterwards_the_key_is_free(
-    shared: Lab, front: StoreProxy, how: str
+    shared: Lab, store_front: StoreProxy, how: str
 ) -> None:
     """Also where the store applied a reservation whose reply came late: the repeat is forwarded, not unknown."""
     key = fresh()
-    await fail(front, how)
+    await fail(store_front, how)
     for _ in range(3):
         begin_s = time.monotonic()
         away(await shared.one.send(key))
         assert time.monotonic() - begin_s < scaled(STORE_TIMEOUT_S + 0.5)
     assert shared.upstream.begun == []
-    await mend(shared, front)
+    await mend(shared, store_front)
     begin_s = time.monotonic()
     given = await shared.retry(shared.one, lambda one: one.status != 409, key)
     assert (given.status, given.replayed) == (200, False)
@@ -120,18 +78,18 @@ async def test_while_the_store_is_away_nothing_is_sent_and_afterwards_the_key_is
 
 @pytest.mark.case("C???")
 async def test_reservation_given_up_on_is_no_unknown_outcome_however_long_the_store_is_away(
-    shared: Lab, front: StoreProxy
+    shared: Lab, store_front: StoreProxy
 ) -> None:
     key = fresh()
-    front.drop_replies = True
+    store_front.drop_replies = True
     asked = ask(shared.one, key)
     await shared.until_state(key, "outstanding")
-    front.black_hole = True
+    store_front.black_hole = True
     away(await asked)
     begin_s = time.monotonic()
     await elapsed(begin_s, LEASE_S + 0.2)
     assert shared.state(key) == "outstanding"
-    await mend(shared, front)
+    await mend(shared, store_front)
     given = await shared.retry(shared.one, lambda one: one.status != 409, key)
     assert (given.status, given.replayed) == (200, False)
     assert shared.count(key) == 1
@@ -139,8 +97,8 @@ async def test_reservation_given_up_on_is_no_unknown_outcome_however_long_the_st
 
 @pytest.mark.case("C???")
 @pytest.mark.parametrize("how", AWAY)
-async def test_what_needs_no_store_is_served_while_it_is_away(shared: Lab, front: StoreProxy, how: str) -> None:
-    await fail(front, how)
+async def test_what_needs_no_store_is_served_while_it_is_away(shared: Lab, store_front: StoreProxy, how: str) -> None:
+    await fail(store_front, how)
     begin_s = time.monotonic()
     assert (await shared.one.send(None)).status == 200
     async with await shared.one.client() as client:
@@ -159,13 +117,13 @@ async def test_what_needs_no_store_is_served_while_it_is_away(shared: Lab, front
 
 @pytest.mark.case("C???")
 async def test_impatient_repeats_on_503_send_nothing_and_the_first_one_afterwards_sends_once(
-    shared: Lab, front: StoreProxy
+    shared: Lab, store_front: StoreProxy
 ) -> None:
     key = fresh()
-    await front.refuse()
+    await store_front.refuse()
     for _ in range(3):
         away(await shared.one.send(key))
-    await mend(shared, front)
+    await mend(shared, store_front)
     given = await asyncio.gather(*(shared.one.send(key) for _ in range(3)))
     assert sum(one.status == 200 and not one.replayed for one in given) == 1
     assert shared.count(key) == 1
@@ -173,15 +131,15 @@ async def test_impatient_repeats_on_503_send_nothing_and_the_first_one_afterward
 
 @pytest.mark.case("C???")
 async def test_twenty_claims_whose_connection_is_cut_after_the_write_are_twenty_mails(
-    shared: Lab, front: StoreProxy
+    shared: Lab, store_front: StoreProxy
 ) -> None:
     keys = [fresh() for _ in range(20)]
-    lost = front.lost
+    lost = store_front.lost
     for key in keys:
-        front.lose_reply(b"EVALSHA")
+        store_front.lose_reply(b"EVALSHA")
         given = await shared.retry(shared.one, lambda one: one.status == 200, key)
         assert not given.replayed
-    assert front.lost - lost == 20
+    assert store_front.lost - lost == 20
     assert [shared.count(key) for key in keys] == 20 * [1]
     assert shared.eternal() == []
 
@@ -193,17 +151,17 @@ async def test_twenty_claims_whose_connection_is_cut_after_the_write_are_twenty_
     ids=["complete", "release", "lose"],
 )
 async def test_last_word_whose_reply_is_lost_is_recognised_when_it_is_repeated(
-    shared: Lab, front: StoreProxy, then: Behaviour, status: int, state: str
+    shared: Lab, store_front: StoreProxy, then: Behaviour, status: int, state: str
 ) -> None:
     key, opened = fresh(), asyncio.Event()
     shared.upstream.script(gate(opened, then))
     asked = ask(shared.one, key)
     await shared.upstream.reached(1)
-    front.lose_reply(b"EVALSHA")
-    lost = front.lost
+    store_front.lose_reply(b"EVALSHA")
+    lost = store_front.lost
     opened.set()
     assert (await asked).status == status
-    await until(lambda: front.lost == lost + 1)
+    await until(lambda: store_front.lost == lost + 1)
     await shared.until_state(key, state)
     again = await shared.retry(shared.one, lambda one: one.status not in (409, 503), key)
     assert (again.status, again.replayed) == {200: (200, True), 503: (200, False), 504: (504, False)}[status]
@@ -218,13 +176,13 @@ async def test_last_word_whose_reply_is_lost_is_recognised_when_it_is_repeated(
     ids=["success", "free", "lost"],
 )
 async def test_what_became_of_a_request_is_told_though_the_store_is_away_and_recorded_when_it_is_back(
-    shared: Lab, front: StoreProxy, how: str, then: Behaviour, status: int
+    shared: Lab, store_front: StoreProxy, how: str, then: Behaviour, status: int
 ) -> None:
     key, opened = fresh(), asyncio.Event()
     shared.upstream.script(gate(opened, then))
     asked = ask(shared.one, key)
     await shared.upstream.reached(1)
-    await fail(front, how)
+    await fail(store_front, how)
     begin_s = time.monotonic()
     opened.set()
     first = await asked
@@ -232,7 +190,7 @@ async def test_what_became_of_a_request_is_told_though_the_store_is_away_and_rec
     assert first.status == status
     # Nobody but this process knows by now; it does not forget.
     busy(await shared.one.send(key))
-    await mend(shared, front)
+    await mend(shared, store_front)
     again = await shared.retry(shared.one, lambda one: one.status != 409, key)
     if status == 201:
         stored(first, again)
@@ -246,14 +204,14 @@ async def test_what_became_of_a_request_is_told_though_the_store_is_away_and_rec
 @pytest.mark.case("C???")
 @pytest.mark.parametrize("how", AWAY)
 async def test_store_that_is_away_longer_than_the_lease_costs_no_second_mail(
-    shared: Lab, front: StoreProxy, how: str
+    shared: Lab, store_front: StoreProxy, how: str
 ) -> None:
     key, opened = fresh(), asyncio.Event()
     other = await shared.sidecar(routes(shared))
     shared.upstream.script(gate(opened))
     asked = ask(shared.one, key)
     await shared.upstream.reached(1)
-    await fail(front, how)
+    await fail(store_front, how)
     begin_s = time.monotonic()
     await elapsed(begin_s, LEASE_S + 0.3)
     unknown(await shared.retry(other, lambda one: one.status != 409, key))
@@ -261,22 +219,22 @@ async def test_store_that_is_away_longer_than_the_lease_costs_no_second_mail(
     opened.set()
     first = await asked
     assert first.status == 200
-    await mend(shared, front)
+    await mend(shared, store_front)
     stored(first, await shared.retry(other, lambda one: one.status == 200, key))
     assert shared.count(key) == 1
     await other.close()
 
 
 @pytest.mark.case("C???")
-async def test_cut_connections_are_made_again_and_nothing_is_noticed(shared: Lab, front: StoreProxy) -> None:
+async def test_cut_connections_are_made_again_and_nothing_is_noticed(shared: Lab, store_front: StoreProxy) -> None:
     key, opened = fresh(), asyncio.Event()
     shared.upstream.script(gate(opened))
     asked = ask(shared.one, key)
     await shared.upstream.reached(1)
     for _ in range(3):
-        before = front.connections
-        front.cut()
-        await until(lambda before=before: front.connections > before)  # type: ignore[misc]
+        before = store_front.connections
+        store_front.cut()
+        await until(lambda before=before: store_front.connections > before)  # type: ignore[misc]
     opened.set()
     first = await asked
     stored(first, await shared.retry(shared.one, lambda one: one.status == 200, key))
@@ -284,8 +242,8 @@ async def test_cut_connections_are_made_again_and_nothing_is_noticed(shared: Lab
 
 
 @pytest.mark.case("C???")
-async def test_replies_never_reach_another_request_though_clients_leave(shared: Lab, front: StoreProxy) -> None:
-    front.delay_s = 0.01
+async def test_replies_never_reach_another_request_though_clients_leave(shared: Lab, store_front: StoreProxy) -> None:
+    store_front.delay_s = 0.01
     shared.upstream.default = echo()
     keys = [fresh() for _ in range(200)]
 
@@ -304,7 +262,9 @@ async def test_replies_never_reach_another_request_though_clients_leave(shared: 
         return_exceptions=True,
     )
     # One that left before the content had arrived whole was not sent; all others are settled now.
-    await asyncio.gather(*(shared.retry(shared.one, lambda one: one.status == 200, key, content=key.encode()) for key in keys))
+    await asyncio.gather(
+        *(shared.retry(shared.one, lambda one: one.status == 200, key, content=key.encode()) for key in keys)
+    )
     for _ in range(4):
         given = await asyncio.gather(*(send(key) for key in keys))
         assert [one.content for one in given] == [key.encode() for key in keys]
@@ -313,76 +273,28 @@ async def test_replies_never_reach_another_request_though_clients_leave(shared: 
 
 
 @pytest.mark.case("C???")
-async def test_three_hundred_keys_at_once_over_a_slow_store_are_all_sent(shared: Lab, front: StoreProxy) -> None:
-    front.delay_s = 0.05
+async def test_three_hundred_keys_at_once_over_a_slow_store_are_all_sent(shared: Lab, store_front: StoreProxy) -> None:
+    store_front.delay_s = 0.05
     keys = [fresh() for _ in range(300)]
     given = await asyncio.gather(*(shared.one.send(key, deadline_s=20) for key in keys))
     assert [one.status for one in given] == 300 * [200]
     assert [shared.count(key) for key in keys] == 300 * [1]
-    assert len(front._open) <= 4
-
-
-# `store_unavailable: forward`.
-
-
-@pytest.mark.case("C???")
-@pytest.mark.parametrize("how", AWAY)
-async def test_forward_sends_marked_and_counted_and_is_recorded_once_the_store_is_back(
-    shared: Lab, front: StoreProxy, how: str
-) -> None:
-    key = fresh()
-    counted = await shared.one.metric("sidecar_requests_total", outcome="unprotected")
-    await fail(front, how)
-    first = await shared.one.send(key, target=FORWARD)
-    assert (first.status, first.first("idempotency-protected")) == (200, b"false")
-    assert await shared.one.metric("sidecar_requests_total", outcome="unprotected") == counted + 1
-    # This process's own flights still count.
-    busy(await shared.one.send(key, target=FORWARD))
-    await mend(shared, front)
-    again = await shared.retry(shared.one, lambda one: one.status == 200, key, target=FORWARD)
-    assert (again.replayed, again.content, again.first("idempotency-protected")) == (True, first.content, None)
-    assert shared.count(key) == 1
-    later = await shared.one.send(fresh(), target=FORWARD)
-    assert (later.status, later.first("idempotency-protected")) == (200, None)
-
-
-@pytest.mark.case("C???")
-async def test_forwarded_twins_at_one_process_are_one_mail(shared: Lab, front: StoreProxy) -> None:
-    key, opened = fresh(), asyncio.Event()
-    await front.refuse()
-    shared.upstream.script(gate(opened))
-    asked = ask(shared.one, key, FORWARD)
-    await shared.upstream.reached(1)
-    busy(await shared.one.send(key, target=FORWARD))
-    opened.set()
-    assert (await asked).first("idempotency-protected") == b"false"
-    assert shared.count(key) == 1
-
-
-@pytest.mark.case("C???")
-async def test_forwarded_and_lost_is_unknown_once_the_store_is_back(shared: Lab, front: StoreProxy) -> None:
-    key = fresh()
-    await front.refuse()
-    shared.upstream.script(reset_after_content())
-    unknown(await shared.one.send(key, target=FORWARD))
-    await mend(shared, front)
-    unknown(await shared.retry(shared.one, lambda one: one.status != 409, key, target=FORWARD))
-    assert shared.count(key) == 1
+    assert len(store_front._open) <= 4
 
 
 @pytest.mark.case("C???")
 async def test_client_that_leaves_while_the_store_is_asked_costs_no_second_mail(
-    shared: Lab, front: StoreProxy
+    shared: Lab, store_front: StoreProxy
 ) -> None:
-    front.delay_s = 0.1
+    store_front.delay_s = 0.1
     keys = [fresh() for _ in range(20)]
     for key in keys:
         client = await Client.open(shared.one.base)
-        at = len(front.commands)
+        at = len(store_front.commands)
         await client.send(request(content=MAIL, fields=FIELDS, key=key))
-        await until(lambda at=at: b"EVALSHA" in front.commands[at:])  # type: ignore[misc]
+        await until(lambda at=at: b"EVALSHA" in store_front.commands[at:])  # type: ignore[misc]
         client.abort()
-    front.delay_s = 0.0
+    store_front.delay_s = 0.0
     for key in keys:
         try:
             given = await shared.retry(shared.one, lambda one: one.status == 200, key)

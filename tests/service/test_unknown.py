@@ -9,7 +9,21 @@ import pytest
 from harness import Upstream, answer, cut_content, duration, gate, request, reset_after_content, scaled, stall, together
 from harness.behaviours import Received
 from harness.program import MAIL
-from lab import AUTHORIZATION, FIELDS, JSON, LEASE_S, Lab, Settings, busy, elapsed, fresh, problem, stored, times, unknown
+from lab import (
+    AUTHORIZATION,
+    FIELDS,
+    JSON,
+    LEASE_S,
+    Lab,
+    Settings,
+    busy,
+    elapsed,
+    fresh,
+    problem,
+    stored,
+    times,
+    unknown,
+)
 
 pytest_plugins = ("lab_fixtures",)
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -167,7 +167,7 @@ async def test_upstream_host_may_be_the_clients(tmp_path: Path, session_store: R
 @pytest.mark.case("C223")
 async def test_environment_chooses_neither_proxy_nor_login(tmp_path: Path, session_store: RedisServer) -> None:
     (tmp_path / ".netrc").write_text("machine 127.0.0.1 login thief password thief\n")
-    proxies = {name: "http://127.0.0.1:9" for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "HTTPS_PROXY")}
+    proxies = dict.fromkeys(("HTTP_PROXY", "http_proxy", "ALL_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
     env = {**proxies, "HOME": str(tmp_path), "NETRC": str(tmp_path / ".netrc")}
     async with running(tmp_path, session_store.url, env=env) as pair:
         for key, fields in (("with", [("Authorization", "Bearer A")]), ("without", []), (None, [])):
