@@ -119,6 +119,7 @@ class Assembly:
             "sidecar_unsettled": lambda: float(self._flights.unsettled),
             "sidecar_waiting": lambda: float(self._proxy.waiting),
             "sidecar_content_bytes": lambda: float(self._memory.held_bytes),
+            "sidecar_store_restarts": lambda: float(0 if self._embedded is None else self._embedded.restarts),
             "sidecar_store_up": lambda: float(not self._store.trouble),
             "sidecar_ready": lambda: float(not self.readiness().reasons),
         }

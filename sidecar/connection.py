@@ -72,15 +72,15 @@ class Connection(asyncio.Protocol):
         "idle_until",
     )
 
-    def __init__(self, home: Home, sock: socket) -> None:
-        """`sock`: connected, and read here only by looking at it; the transport owns it."""
+    def __init__(self, home: Home, sock: socket, tls: Tls | None) -> None:
+        """`sock`: connected; the transport owns it. `tls`: new, or None for a plain connection."""
         self._loop = asyncio.get_running_loop()
         self._home = home
         self._socket = sock
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)  # FIN, RST and unread bytes: all of them show
         self._transport: asyncio.Transport
-        self._tls: Tls | None = None
+        self._tls = tls
         self._secured: asyncio.Future[None] | None = None  # while the handshake runs
         self._reader: Reader | None = None
         self._reading_paused = False
@@ -91,17 +91,13 @@ class Connection(asyncio.Protocol):
         self._age_limit = self._loop.time() + MAX_AGE_S
         self.idle_until = self._age_limit
 
-    async def secure(self, tls: Tls) -> None:
-        """Do the handshake of `tls`; from here on everything goes through it.
+    async def ready(self) -> None:
+        """Wait until it can be written to: under TLS, until the upstream has shown who it is.
 
         Raises: OSError (`ssl.SSLError`); the connection is to be closed then, as it is where this is cancelled.
         """
-        self._tls = tls
-        self._secured = self._loop.create_future()
-        try:
-            self._shake(b"")
+        if self._secured is not None:
             await self._secured
-        finally:
             self._secured = None
 
     # Is it fit for a request?
@@ -250,8 +246,11 @@ class Connection(asyncio.Protocol):
     # What the transport calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """TCP stands; TLS, if any, is `secure`'s."""
+        """TCP stands; TLS begins."""
         self._transport = cast(asyncio.Transport, transport)
+        if self._tls is not None:
+            self._secured = self._loop.create_future()
+            self._shake(b"")
 
     def data_received(self, data: bytes) -> None:
         """Bytes from the network."""
@@ -270,7 +269,7 @@ class Connection(asyncio.Protocol):
             if tls.shake(data):
                 secured.set_result(None)
         except ssl.SSLError as exc:
-            secured.set_exception(exc)
+            _fail(secured, exc)
         self._flush(tls)
 
     def _unseal(self, tls: Tls, data: bytes) -> None:
@@ -327,7 +326,7 @@ class Connection(asyncio.Protocol):
         if exc is not None:
             self._rescue()
         if self._secured is not None and not self._secured.done():
-            self._secured.set_exception(exc or ConnectionResetError())
+            _fail(self._secured, exc or ConnectionResetError())
         if self._reader is not None:
             self._reader.broke(exc)
             self._reader = None
@@ -356,3 +355,8 @@ class Connection(asyncio.Protocol):
         self._writing_paused = False
         if self._writable is not None and not self._writable.done():
             self._writable.set_result(None)
+
+
+def _fail(future: asyncio.Future[None], exc: Exception) -> None:
+    future.set_exception(exc)
+    future.exception()  # whoever opened the connection may have given up; that is no fault to be logged

@@ -31,8 +31,8 @@ RETRIES = 5
 UNKNOWN = "504 outcome-unknown"
 FOOTNOTE = """
 504 outcome-unknown: the request left, no complete answer came, and nobody knows. The sidecar does
-not guess: it sends no second mail, and says so until somebody has looked into the provider's log and
-settled the key: `sidecar keys list`, `show KEY`, `resolve KEY --sent` or `--not-sent`.
+not guess: it sends no second mail, and says so until somebody has looked into the provider's log
+and settled the key: `sidecar keys list`, `show KEY`, `resolve KEY --sent` or `--not-sent`.
 """
 SCENARIO_COLUMNS, SEEN_COLUMNS = 29, 46
 

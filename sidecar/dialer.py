@@ -83,14 +83,19 @@ class Dialer:
         untried = list(addresses)
         failed: Exception | None = None
         while untried:
+            tried: dict[socket.socket, AddrInfoType] = {}
             try:
-                sock = await start_connection(untried, happy_eyeballs_delay=ATTEMPT_DELAY_S, interleave=1)
+                sock = await start_connection(
+                    untried,
+                    happy_eyeballs_delay=ATTEMPT_DELAY_S,
+                    interleave=1,
+                    socket_factory=lambda address, tried=tried: _socket(address, tried),  # type: ignore[misc]
+                )
             except (OSError, RuntimeError) as exc:
                 if failed is None:
                     raise
                 raise failed from exc  # a failed handshake tells more than an address that refuses
-            peer = sock.getpeername()[:2]
-            untried = [address for address in untried if address[4][:2] != peer]
+            untried.remove(tried[sock])
             try:
                 return await self._secure(sock, deadline, others=len(untried))
             except OSError as exc:
@@ -102,17 +107,29 @@ class Dialer:
         loop = asyncio.get_running_loop()
         with suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        _, connection = await loop.create_connection(lambda: Connection(self._pool, sock), sock=sock)
-        if self._tls is not None:
-            try:
-                # An address that accepts and then says nothing has its share of the time, not all of it.
-                async with asyncio.timeout((deadline - loop.time()) / (others + 1)):
-                    await connection.secure(Tls(self._tls, self._server_name))
-            except BaseException:
-                connection.close()
-                raise
+        tls = None if self._tls is None else Tls(self._tls, self._server_name)
+        try:
+            _, connection = await loop.create_connection(lambda: Connection(self._pool, sock, tls), sock=sock)
+        except BaseException:
+            sock.close()
+            raise
+        try:
+            # An address that accepts and then says nothing has its share of the time, not all of it.
+            async with asyncio.timeout((deadline - loop.time()) / (others + 1)):
+                await connection.ready()
+        except BaseException:
+            connection.close()
+            raise
         self._pool.opened(connection)
         return connection
+
+
+def _socket(address: AddrInfoType, tried: dict[socket.socket, AddrInfoType]) -> socket.socket:
+    """A socket for `address`, noted in `tried`: once it is reset, it no longer knows its peer itself."""
+    family, kind, protocol, _, _ = address
+    sock = socket.socket(family, kind, protocol)
+    tried[sock] = address
+    return sock
 
 
 def _reason(exc: Exception) -> str:

@@ -62,6 +62,7 @@ class Embedded:
         """`memory_bytes` bounds the records; `report` takes a sentence for the log at each event."""
         self._directory = Directory(directory)
         self._memory_bytes = memory_bytes
+        self.restarts = 0
         self._report = report
         self._binary = ""
         self._process: subprocess.Popen[bytes] | None = None
@@ -209,6 +210,7 @@ class Embedded:
         except OSError as exc:
             return f"cannot be started ({exc.strerror})"
         self._trouble = ""
+        self.restarts += 1
         self._report(f"store server started again (process {self.process_id})")
         return ""
 

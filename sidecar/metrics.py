@@ -36,7 +36,6 @@ COUNTERS = {
     "sidecar_leases_lost": ("Attempts whose record had another owner, or none, at their last word.", ("route",)),
     "sidecar_records_unreadable": ("Records of a foreign version, or corrupt.", ("route",)),
     "sidecar_store_errors": ("Commands the store did not answer as asked, by script.", ("script",)),
-    "sidecar_store_restarts": ("Restarts of the embedded store's server.", ()),
 }
 HISTOGRAMS = {
     "sidecar_request_seconds": ("Whole request as the client sees it, by route.", ("route",)),
@@ -48,6 +47,7 @@ GAUGES = {
     "sidecar_unsettled": "Exchanges whose last word the store has not taken yet.",
     "sidecar_waiting": "Arrivals that wait for the first request under their key.",
     "sidecar_content_bytes": "Content held in memory.",
+    "sidecar_store_restarts": "Restarts of the embedded store's server since this process began.",
     "sidecar_store_up": "Whether the store serves: 1 or 0.",
     "sidecar_ready": "Whether this sidecar is ready: 1 or 0.",
 }

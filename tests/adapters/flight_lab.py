@@ -48,9 +48,9 @@ class Lab(Flights):
 
 
 @asynccontextmanager
-async def lab_on(url: str) -> AsyncIterator[Lab]:
-    """Flights over a store of their own connections."""
-    async with connected(url, TIMEOUT_S) as store:
+async def lab_on(url: str, timeout_s: float = TIMEOUT_S) -> AsyncIterator[Lab]:
+    """Flights over a store of their own connections. `timeout_s`: longer where no fault is to be waited for."""
+    async with connected(url, timeout_s) as store:
         lab = Lab(store)
         lab.start()
         try:

@@ -22,7 +22,7 @@ from sidecar.store import Claim
 @pytest.fixture
 async def lab(store: RedisServer) -> AsyncIterator[Lab]:
     """Flights on the shared server, for what needs no fault."""
-    async with lab_on(store.url) as made:
+    async with lab_on(store.url, scaled(5)) as made:
         yield made
 
 

@@ -38,14 +38,14 @@ def test_counter_adds_up_by_its_labels() -> None:
     for _ in range(3):
         metrics.count("sidecar_requests", "mail", "forwarded")
     metrics.count("sidecar_requests", "mail", "replayed")
-    metrics.count("sidecar_store_restarts")
+    metrics.count("sidecar_leases_lost", "mail")
     assert samples(metrics, "sidecar_requests") == {
         ("sidecar_requests_total", "forwarded", "mail"): 3,
         ("sidecar_requests_total", "replayed", "mail"): 1,
     }
     (sample,) = [s for s in scraped(metrics)["sidecar_requests"].samples if s.labels["outcome"] == "replayed"]
     assert sample.labels == {"route": "mail", "outcome": "replayed"}
-    assert samples(metrics, "sidecar_store_restarts") == {("sidecar_store_restarts_total",): 1}
+    assert samples(metrics, "sidecar_leases_lost") == {("sidecar_leases_lost_total", "mail"): 1}
     assert metrics.totals() == {"mail": {"forwarded": 3, "replayed": 1}}
 
 
@@ -102,7 +102,7 @@ def test_names_follow_the_conventions_of_prometheus() -> None:
 
 def test_counting_does_not_import_what_only_a_scrape_needs() -> None:
     script = (
-        "import sys; from sidecar.metrics import Metrics; Metrics().count('sidecar_store_restarts');"
+        "import sys; from sidecar.metrics import Metrics; Metrics().count('sidecar_leases_lost', 'mail');"
         " sys.exit('prometheus_client' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import random
 import socket
 from collections.abc import Awaitable, Callable
 from typing import TypeVar, overload
@@ -57,7 +58,16 @@ async def until(condition: Callable[[], T | Awaitable[T]], deadline_s: float = 5
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listened on a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port of 127.0.0.1 that nobody listened on a moment ago.
+
+    It is below those the system hands out to outgoing connections: one of these could take it before its listener does.
+    """
+    while True:
+        port = random.randint(15_000, 32_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+

@@ -59,7 +59,7 @@ async def elapsed(begin_s: float, after_s: float) -> None:
 
 
 class Lab:
-    """What a test stands on. `one` and `two` are the first sidecars that were started; `closing` is closed at the end."""
+    """What a test stands on. `one` and `two`: the sidecars that were started first; `closing` is closed at the end."""
 
     def __init__(self) -> None:
         """Use `start`."""
@@ -90,7 +90,7 @@ class Lab:
         """The second sidecar."""
         return self.sidecars[1]
 
-    def route(self, provider: str = "generic", **changes: object) -> Settings:
+    def route(self, provider: str = "generic", /, **changes: object) -> Settings:
         """A route to the upstream, with time-outs short enough for a test."""
         sends = {"sends": ["POST /emails", "POST /emails/batch"]} if provider == "generic" else {}
         base = {"provider": provider, "upstream": self.upstream.url, "lease": duration(LEASE_S), "timeout": times()}
@@ -138,6 +138,10 @@ class Lab:
         """How many requests with `key` the upstream has read whole."""
         return len(self.mails(key))
 
+    async def arrived(self, key: str, count: int = 1) -> None:
+        """Wait until the upstream has read `count` requests with `key`."""
+        await until(lambda: self.count(key) >= count, what=f"{count} requests with {key} at the upstream")
+
     def mails(self, key: str) -> list[Received]:
         """The requests with `key` that the upstream has read whole."""
         return [one for one in self.upstream.requests if (one.first("idempotency-key") or b"") == key.encode()]
@@ -146,7 +150,8 @@ class Lab:
 
     def names(self) -> list[str]:
         """The names of all records; lists left out."""
-        return [name.decode() for name in self.store.keys() if re.fullmatch(rb".*\}:[0-9a-f]{40}", name)]
+        keys = self.store.keys()
+        return [name.decode() for name in keys if re.fullmatch(rb".*\}:[0-9a-f]{40}", name)]
 
     def name(self, key: str) -> str:
         """The name of the record whose text is `key`; empty where there is none."""
@@ -173,7 +178,8 @@ class Lab:
 
     def eternal(self) -> list[bytes]:
         """The keys without an expiry: there may be none, ever."""
-        return [name for name in self.store.keys() if self.store.command("PTTL", name) == -1]
+        keys = self.store.keys()
+        return [name for name in keys if self.store.command("PTTL", name) == -1]
 
     async def until_state(self, key: str, state: str, deadline_s: float = 5.0) -> None:
         """Wait until the record of `key` is in `state`; `deadline_s` is scaled."""
@@ -298,6 +304,11 @@ async def fail(front: StoreProxy, how: str) -> None:
             front.freeze()
         case "deaf":
             front.drop_replies = True
+
+
+async def passed(front: StoreProxy, at: int, text: bytes = b"EVALSHA") -> None:
+    """Wait until a command with `text` has come to the front, behind the first `at` bytes."""
+    await until(lambda: text in front.commands[at:], what=f"{text!r} comes to the front of the store")
 
 
 def restore(front: StoreProxy) -> None:

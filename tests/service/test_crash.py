@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 from harness import Parsed, RedisServer, Sidecar, StoreProxy, answer, duration, embedded, gate, scaled, slow, until
-from lab import Lab, Settings, busy, elapsed, fresh, times, unknown
+from lab import Lab, Settings, busy, elapsed, fresh, passed, times, unknown
 
 pytest_plugins = ("lab_fixtures",)
 
@@ -73,7 +73,7 @@ async def test_killed_before_the_reservation_reached_the_store_frees_the_key_at_
     key = fresh()
     at = len(front.commands)
     asked = ask(lab.one, key)
-    await until(lambda: b"EVALSHA" in front.commands[at:])
+    await passed(front, at)
     await killed(lab, asked)
     assert (await lab.two.send(key)).status == 200
     assert lab.count(key) == 1
@@ -99,7 +99,7 @@ async def test_killed_with_the_reservation_made_and_its_reply_unread(lab: Lab, t
 
 @pytest.mark.case("C???")
 async def test_killed_while_it_connects_after_the_reservation(lab: Lab) -> None:
-    """The upstream takes the connection and says nothing, as a TLS upstream may: not a byte of the request is written."""
+    """The upstream takes the connection and says nothing, as under TLS: not a byte of the request is written."""
     mute = await StoreProxy.start(cast(RedisServer, lab.upstream))
     lab.fronts.append(mute)
     mute.freeze()
@@ -162,7 +162,7 @@ async def test_killed_with_the_answer_in_hand_and_not_recorded_is_held(lab: Lab)
     front.black_hole = True
     at = len(front.commands)
     opened.set()
-    await until(lambda: b"upstream-1" in front.commands[at:], what="the answer is on its way to the store")
+    await passed(front, at, b"upstream-1")
     await held(lab, key, await killed(lab, asked))
     assert lab.count(key) == 1
 

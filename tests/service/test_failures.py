@@ -1,4 +1,4 @@
-"""What it means when no complete answer comes: surely not sent, or lost; what the client is told, and what a retry gets."""
+"""When no complete answer comes: surely not sent, or lost; what the client is told, and what a retry gets."""
 
 from __future__ import annotations
 

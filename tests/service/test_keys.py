@@ -189,7 +189,12 @@ async def fresh_each(lab: Lab, key: str, target: str, *all_fields: Pairs) -> Non
 
 @pytest.mark.case("C133")
 async def test_two_credentials_and_none_never_share_a_record(shared: Lab) -> None:
-    fields = ([("Authorization", "Bearer A")], [("Authorization", "Bearer B")], [], [("Authorization", "")])
+    fields: tuple[Pairs, ...] = (
+        [("Authorization", "Bearer A")],
+        [("Authorization", "Bearer B")],
+        [],
+        [("Authorization", "")],
+    )
     await fresh_each(shared, fresh(), "/mail/emails", *fields)
 
 

@@ -1,4 +1,4 @@
-"""Clients that leave, hurry or dawdle: what has arrived whole runs to its end and is recorded, what has not leaves no trace."""
+"""Clients that leave, hurry or dawdle: what has arrived whole runs to its end, what has not leaves no trace."""
 
 from __future__ import annotations
 
@@ -25,6 +25,11 @@ def mail(key: str, target: str = "/mail/emails", content: bytes = MAIL) -> bytes
     return request(target=target, content=content, fields=FIELDS, key=key)
 
 
+async def logged(lab: Lab, count: int) -> None:
+    """Wait until `count` requests are in the log."""
+    await until(lambda: len(lab.one.log_lines(event="request")) >= count)
+
+
 async def leave(lab: Lab, data: bytes, *, how: str) -> None:
     """Send `data`, and leave once the upstream has read a whole request."""
     before = lab.upstream.count
@@ -38,7 +43,7 @@ async def leave(lab: Lab, data: bytes, *, how: str) -> None:
             client.close()
         case "half":
             client.half_close()
-            await until(lambda: client.reader.at_eof())
+            await until(client.reader.at_eof)
             client.close()
 
 
@@ -56,7 +61,7 @@ async def test_client_that_left_changes_nothing_and_its_retry_gets_the_answer(sh
     again = await shared.one.send(key)
     assert (again.status, again.replayed, again.content, again.first("x-id")) == (201, True, b"\xff\xfe\x00", b"1")
     assert shared.count(key) == 1
-    await until(lambda: len(shared.one.log_lines(event="request")) == lines + 3)
+    await logged(shared, lines + 3)
     left = [line for line in shared.one.log_lines(event="request")[lines:] if line.get("client") == "left"]
     assert [line["outcome"] for line in left] == ["forwarded"]
 
@@ -142,7 +147,7 @@ async def test_client_that_leaves_during_its_upload_leaves_no_trace(shared: Lab,
         await client.send(data[:part])
         lines = len(shared.one.log_lines(event="request"))
         client.abort() if how == "rst" else client.close()
-        await until(lambda lines=lines: len(shared.one.log_lines(event="request")) > lines)  # type: ignore[misc]
+        await logged(shared, lines + 1)
         assert shared.name(key) == ""
     assert shared.upstream.begun == []
     assert (await shared.one.send(key, content, fields=FIELDS)).status == 200

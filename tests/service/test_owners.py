@@ -1,4 +1,4 @@
-"""Owners that sleep past their lease: they free nothing, prolong nothing, send nothing late; what they know is added."""
+"""Owners that sleep past their lease free nothing, prolong nothing, send nothing late; what they know is added."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ class Far:
 
 @pytest_asyncio.fixture
 async def far(lab: Lab, tmp_path: Path) -> AsyncIterator[Far]:
-    """The first sidecar reaches the upstream through the front and the store through another; the second one directly."""
+    """The first sidecar reaches upstream and store through fronts, the second one directly."""
     authority = trustme.CA()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(context)

@@ -1,4 +1,4 @@
-"""`store_unavailable: forward`: sent without a reservation while the store is away, marked, counted, and recorded later."""
+"""`store_unavailable: forward`: sent without a reservation while the store is away, marked, and recorded later."""
 
 from __future__ import annotations
 

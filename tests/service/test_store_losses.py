@@ -1,4 +1,4 @@
-"""A store that restarts, forgets, is full, or serves nobody for now: the same process never sends twice, and nothing is guessed."""
+"""A store that restarts, forgets, is full, or serves nobody for now: the same process never sends twice."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ async def test_store_that_loads_a_large_file_serves_nobody_until_it_has(lab: Lab
 
 
 async def refused_writes(lab: Lab, *words: str, back: tuple[str, ...], reason: str) -> None:
-    """`words` make the server refuse writes, `back` mend it: nothing is sent, replays go on, what runs is recorded later."""
+    """`words` make the server refuse writes, `back` mends it; nothing is sent, replays go on, what runs is recorded."""
     await start(lab)
     before, key, opened = fresh(), fresh(), asyncio.Event()
     done = await lab.one.send(before)

@@ -199,50 +199,27 @@ async def test_two_prefixes_on_one_store_are_two_systems(lab: Lab) -> None:
 # Records that cannot be read.
 
 
+# Each a list of commands; NAME stands for the record's name. A key that is made anew has no expiry.
+SPOILT: dict[str, list[tuple[str, ...]]] = {
+    "string": [("DEL", "NAME"), ("SET", "NAME", "garbage")],
+    "list": [("DEL", "NAME"), ("RPUSH", "NAME", "garbage")],
+    "set": [("DEL", "NAME"), ("SADD", "NAME", "garbage")],
+    "foreign": [("DEL", "NAME"), ("HSET", "NAME", "v", "99", "state", "completed")],
+    "empty": [("DEL", "NAME"), ("HSET", "NAME", "x", "")],
+    "state": [("HSET", "NAME", "state", "odd")],
+    "version": [("HSET", "NAME", "v", "2")],
+    "status": [("HSET", "NAME", "status", "two hundred")],
+    "fields": [("HSET", "NAME", "fields", "no colon here\r\n")],
+    "numbers": [("HSET", "NAME", "lease", "soon")],
+    "missing": [("HDEL", "NAME", "fp", "owner")],
+    "persist": [("HSET", "NAME", "v", "2"), ("PERSIST", "NAME")],
+}
+
+
 def spoil(lab: Lab, name: str, how: str) -> None:
-    """Replace or break the record `name`; where it is replaced it loses its expiry."""
-    command = lab.store.command
-    match how:
-        case "string" | "list" | "set":
-            command("DEL", name)
-            command({"string": "SET", "list": "RPUSH", "set": "SADD"}[how], name, "garbage")
-        case "foreign":
-            command("DEL", name)
-            command("HSET", name, "v", "99", "state", "completed")
-        case "empty":
-            command("DEL", name)
-            command("HSET", name, "x", "")
-        case "state":
-            command("HSET", name, "state", "odd")
-        case "version":
-            command("HSET", name, "v", "2")
-        case "status":
-            command("HSET", name, "status", "two hundred")
-        case "fields":
-            command("HSET", name, "fields", "no colon here\r\n")
-        case "numbers":
-            command("HSET", name, "lease", "soon")
-        case "missing":
-            command("HDEL", name, "fp", "owner")
-        case "persist":
-            command("HSET", name, "v", "2")
-            command("PERSIST", name)
-
-
-SPOILT = [
-    "string",
-    "list",
-    "set",
-    "foreign",
-    "empty",
-    "state",
-    "version",
-    "status",
-    "fields",
-    "numbers",
-    "missing",
-    "persist",
-]
+    """Replace or break the record `name`."""
+    for command in SPOILT[how]:
+        lab.store.command(*(name if word == "NAME" else word for word in command))
 
 
 @pytest.mark.case("C???")
@@ -271,7 +248,7 @@ async def test_record_spoilt_during_a_flight_costs_no_second_mail_and_the_client
         key, opened = fresh(), asyncio.Event()
         lab.upstream.script(gate(opened))
         asked: asyncio.Task[Parsed] = asyncio.create_task(lab.one.send(key))
-        await until(lambda key=key: lab.count(key) == 1)  # type: ignore[misc]
+        await lab.arrived(key)
         spoil(lab, lab.name(key), how)
         busy(await lab.one.send(key))
         opened.set()
