@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import ssl
 from collections.abc import Mapping
 
 from sidecar.checks import Judged, check
@@ -99,6 +98,8 @@ def _certificates(layers: Layers, findings: Findings) -> None:
     path = layers.get("ca", "")
     if not path:
         return
+    import ssl  # late: `healthcheck` reads the configuration every few seconds, and most have no `ca`
+
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
     except ssl.SSLError:

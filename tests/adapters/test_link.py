@@ -367,13 +367,13 @@ async def test_store_that_is_not_there_is_named_without_the_password(url: str) -
 
 
 async def test_server_that_loads_its_data_says_so(private_store: RedisServer) -> None:
-    for number in range(80):
+    for number in range(150):
         private_store.command("SET", f"k{number}", "v")
     private_store.command("BGREWRITEAOF")
     await until(lambda: "aof_rewrite_in_progress:0" in str(private_store.command("INFO", "persistence")))
     async with started(private_store.url, timeout_s=scaled(1)) as link:
         private_store.stop()
-        # Loading is slowed down to 10 ms a key, so that it is seen.
+        # Loading is slowed down to 10 ms a key: longer than the longest pause between two looks.
         private_store.options |= {"key-load-delay": "10000", "loading-process-events-interval-bytes": "1024"}
         loaded = asyncio.get_running_loop().create_task(asyncio.to_thread(private_store.start))
         await until(lambda: "loading" in link.trouble.lower(), 5, what="the trouble of a server that loads")

@@ -72,7 +72,7 @@ def one_mail(lab: Lab, key: str, given: Sequence[Parsed]) -> None:
             busy(one)
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C158")
 async def test_twins_at_two_processes_in_fifty_rounds_are_one_mail_each(shared: Lab) -> None:
     shared.upstream.default = slow(0.01)
     for _ in range(50):
@@ -81,7 +81,7 @@ async def test_twins_at_two_processes_in_fifty_rounds_are_one_mail_each(shared: 
     assert shared.upstream.count == 50
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C158")
 async def test_fifty_at_once_at_one_process_and_at_two_are_one_mail(shared: Lab) -> None:
     for sidecars in ([shared.one] * 50, [shared.one, shared.two] * 25):
         key = fresh()
@@ -89,7 +89,7 @@ async def test_fifty_at_once_at_one_process_and_at_two_are_one_mail(shared: Lab)
         one_mail(shared, key, await at_once(mail(key), *sidecars))
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C159")
 async def test_duplicate_that_reaches_the_other_process_is_replayed_there(shared: Lab) -> None:
     key = fresh()
     first = await shared.one.send(key)
@@ -98,7 +98,7 @@ async def test_duplicate_that_reaches_the_other_process_is_replayed_there(shared
     assert shared.count(key) == 1
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C159")
 async def test_three_workers_that_walk_the_same_list_send_each_mail_once(shared: Lab) -> None:
     start = fresh()
     keys = [f"{start}:r{number}" for number in range(3)]
@@ -115,7 +115,7 @@ async def test_three_workers_that_walk_the_same_list_send_each_mail_once(shared:
     assert {one.status for given in walked for one in given} == {200}
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C160")
 async def test_twin_is_refused_at_once_with_the_time_the_lease_still_has(shared: Lab) -> None:
     opened = asyncio.Event()
     shared.upstream.script(gate(opened))
@@ -138,7 +138,7 @@ async def test_twin_is_refused_at_once_with_the_time_the_lease_still_has(shared:
     assert shared.count(key) == 1
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C160")
 async def test_twin_of_a_provider_route_gets_the_providers_own_409(shared: Lab) -> None:
     opened = asyncio.Event()
     shared.upstream.script(gate(opened))
@@ -153,7 +153,7 @@ async def test_twin_of_a_provider_route_gets_the_providers_own_409(shared: Lab) 
     assert (await asked).status == 200
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C161")
 async def test_slow_upstream_outlives_the_lease_and_twins_still_find_it_outstanding(shared: Lab) -> None:
     opened = asyncio.Event()
     shared.upstream.script(gate(opened))
@@ -172,7 +172,7 @@ async def test_slow_upstream_outlives_the_lease_and_twins_still_find_it_outstand
     assert shared.count(key) == 1
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C162")
 @pytest.mark.parametrize("target", ["/wait/emails", "/rovela/emails"])
 async def test_waiters_at_both_processes_get_the_answer_as_a_replay(shared: Lab, target: str) -> None:
     opened = asyncio.Event()
@@ -189,7 +189,7 @@ async def test_waiters_at_both_processes_get_the_answer_as_a_replay(shared: Lab,
     assert shared.count(key) == 1
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C163")
 async def test_two_hundred_waiters_do_not_delay_the_owner_nor_other_keys(shared: Lab) -> None:
     opened = asyncio.Event()
     shared.upstream.script(gate(opened))
@@ -215,7 +215,7 @@ async def test_two_hundred_waiters_do_not_delay_the_owner_nor_other_keys(shared:
     assert shared.count(key) == 1
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C163")
 async def test_waiters_whose_clients_left_are_freed_and_the_others_are_answered(shared: Lab) -> None:
     opened = asyncio.Event()
     shared.upstream.script(gate(opened))
@@ -236,7 +236,7 @@ async def test_waiters_whose_clients_left_are_freed_and_the_others_are_answered(
     assert shared.count(key) == 1
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C162")
 async def test_wait_ends_at_its_limit_with_409(shared: Lab) -> None:
     opened = asyncio.Event()
     shared.upstream.script(gate(opened))
@@ -252,7 +252,7 @@ async def test_wait_ends_at_its_limit_with_409(shared: Lab) -> None:
     assert (await asked).status == 200
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C164")
 async def test_exactly_one_waiter_goes_on_after_a_release_until_one_succeeds(shared: Lab) -> None:
     """Three attempts are refused for now; each time one waiter alone becomes the owner; the fourth is the mail."""
     key = fresh()
@@ -271,7 +271,7 @@ async def test_exactly_one_waiter_goes_on_after_a_release_until_one_succeeds(sha
     assert shared.count(key) == 4
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C165")
 async def test_waiters_of_a_lost_answer_get_504_and_none_goes_on(shared: Lab) -> None:
     key = fresh()
     opened = asyncio.Event()
@@ -287,7 +287,7 @@ async def test_waiters_of_a_lost_answer_get_504_and_none_goes_on(shared: Lab) ->
     assert shared.count(key) == 1
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C165")
 async def test_exactly_one_waiter_goes_on_after_a_lost_answer_where_it_is_sent_again(shared: Lab) -> None:
     key = fresh()
     opened = asyncio.Event()
@@ -304,7 +304,7 @@ async def test_exactly_one_waiter_goes_on_after_a_lost_answer_where_it_is_sent_a
     assert [one.first("idempotency-key") for one in shared.upstream.requests] == 2 * [key.encode()]
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C162")
 async def test_waiter_with_other_content_is_refused_and_does_not_wait(shared: Lab) -> None:
     opened = asyncio.Event()
     shared.upstream.script(gate(opened))
@@ -318,7 +318,7 @@ async def test_waiter_with_other_content_is_refused_and_does_not_wait(shared: La
     assert (await asked).status == 200
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C163")
 async def test_busy_key_delays_no_other_key(shared: Lab) -> None:
     opened = asyncio.Event()
     shared.upstream.script(gate(opened))

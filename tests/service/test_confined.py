@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import RedisServer, Sidecar, Upstream, default_config, duration
+from harness import RedisServer, Sidecar, Upstream, default_config, duration, until
 from harness.program import ROOT
 from pair import Pair, post
 
@@ -60,6 +60,70 @@ class Confined(Sidecar):
             )
         if ready:
             await self.ready()
+
+
+# A network of its own where loopback has no IPv6: lo goes up, ::1 goes away (SIOCSIFFLAGS, SIOCDIFADDR).
+WITHOUT_IPV6 = """
+import fcntl, os, socket, struct, sys
+four = socket.socket()
+fcntl.ioctl(four, 0x8914, struct.pack("16sh14x", b"lo", 1 | 64))
+try:
+    six = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
+    fcntl.ioctl(six, 0x8936, socket.inet_pton(socket.AF_INET6, "::1") + struct.pack("II", 128, 1))
+except OSError:
+    pass  # there is none
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+
+
+class WithoutIpv6(Sidecar):
+    """A sidecar on a host that has no IPv6; it can be asked from within its network alone."""
+
+    async def run(self, *, ready: bool = True) -> None:
+        """Start the program in a network of its own; `ready` is not waited for."""
+        space = ["unshare", "-n"] if os.geteuid() == 0 else ["unshare", "-r", "-n"]
+        program = [sys.executable, "-m", "sidecar", "serve", "-c", str(self.file)]
+        with self.log_file.open("ab") as log:
+            self._process = subprocess.Popen(  # noqa: ASYNC220  # takes a millisecond
+                [*space, sys.executable, "-c", WITHOUT_IPV6, *program],
+                cwd=self.directory,
+                env=ENVIRONMENT,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def healthcheck(self, address: str) -> int:
+        """The exit code of `sidecar healthcheck`, run in the same network against another address."""
+        file = self.directory / "check.yaml"
+        file.write_text(self.file.read_text().replace("localhost:8026", address))
+        enter = (
+            ["nsenter", "-t", str(self.pid), "-n"]
+            if os.geteuid() == 0
+            else ["nsenter", "-t", str(self.pid), "-U", "-n"]
+        )
+        command = [*enter, sys.executable, "-m", "sidecar", "healthcheck", "-c", str(file)]
+        return subprocess.run(command, env=ENVIRONMENT, capture_output=True).returncode
+
+
+@pytest.mark.case("C273")
+async def test_localhost_without_ipv6_is_served_on_ipv4_with_one_warning(
+    tmp_path: Path, store: RedisServer, upstream: Upstream
+) -> None:
+    parts = {"listen": "localhost:8025", "admin": {"listen": "localhost:8026"}}
+    one = WithoutIpv6(tmp_path / "one", {**default_config(upstream, store.unix_url), **parts})
+    try:
+        await one.run()
+        await until(lambda: one.log_lines(event="serving"), 10)
+        assert one.healthcheck("127.0.0.1:8026") == 0
+        assert one.healthcheck("[::1]:8026") == 1
+        told = [str(line["message"]) for line in one.log_lines(event="listen", level="warning")]
+        assert [line for line in told if "8025" in line] == told[:1]
+        assert all("IPv6" in line for line in told)
+        assert await one.stop() == 0
+    finally:
+        await one.close()
 
 
 @pytest.fixture

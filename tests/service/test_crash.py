@@ -66,7 +66,7 @@ def ask(sidecar: Sidecar, key: str, target: str = "/mail/emails") -> asyncio.Tas
     return asyncio.create_task(sidecar.send(key, target=target))
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C170")
 async def test_killed_before_the_reservation_reached_the_store_frees_the_key_at_once(lab: Lab) -> None:
     front = await pair(lab)
     front.black_hole = True
@@ -79,7 +79,7 @@ async def test_killed_before_the_reservation_reached_the_store_frees_the_key_at_
     assert lab.count(key) == 1
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C171")
 @pytest.mark.parametrize("target", ["/mail/emails", "/resend/emails"])
 async def test_killed_with_the_reservation_made_and_its_reply_unread(lab: Lab, target: str) -> None:
     front = await pair(lab)
@@ -97,7 +97,7 @@ async def test_killed_with_the_reservation_made_and_its_reply_unread(lab: Lab, t
         assert lab.count(key) == 1
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C171")
 async def test_killed_while_it_connects_after_the_reservation(lab: Lab) -> None:
     """The upstream takes the connection and says nothing, as under TLS: not a byte of the request is written."""
     mute = await StoreProxy.start(cast(RedisServer, lab.upstream))
@@ -115,7 +115,7 @@ async def test_killed_while_it_connects_after_the_reservation(lab: Lab) -> None:
     assert lab.upstream.begun == []
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C172")
 async def test_killed_after_the_request_was_sent_is_held(lab: Lab) -> None:
     await pair(lab)
     opened = asyncio.Event()
@@ -133,7 +133,7 @@ async def test_killed_after_the_request_was_sent_is_held(lab: Lab) -> None:
     assert lab.count(key) == 1
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C172")
 async def test_killed_after_the_request_was_sent_is_sent_again_with_its_key_where_the_provider_guards_it(
     lab: Lab,
 ) -> None:
@@ -151,7 +151,7 @@ async def test_killed_after_the_request_was_sent_is_sent_again_with_its_key_wher
     assert [one.first("idempotency-key") for one in lab.upstream.requests] == 2 * [f'"{key}"'.encode()]
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C173")
 async def test_killed_with_the_answer_in_hand_and_not_recorded_is_held(lab: Lab) -> None:
     front = await pair(lab)
     opened = asyncio.Event()
@@ -167,7 +167,7 @@ async def test_killed_with_the_answer_in_hand_and_not_recorded_is_held(lab: Lab)
     assert lab.count(key) == 1
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C174")
 async def test_killed_with_the_answer_recorded_and_not_delivered_is_replayed_at_once(lab: Lab) -> None:
     front = await pair(lab)
     opened = asyncio.Event()
@@ -184,7 +184,7 @@ async def test_killed_with_the_answer_recorded_and_not_delivered_is_replayed_at_
     assert lab.count(key) == 1
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C174")
 async def test_killed_with_the_key_freed_and_the_refusal_not_delivered(lab: Lab) -> None:
     front = await pair(lab)
     opened = asyncio.Event()
@@ -200,7 +200,7 @@ async def test_killed_with_the_key_freed_and_the_refusal_not_delivered(lab: Lab)
     assert lab.count(key) == 2
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C175")
 async def test_waiters_of_a_killed_owner_elsewhere_are_told_after_the_lease(lab: Lab) -> None:
     await pair(lab)
     lab.upstream.script(gate(asyncio.Event()))
@@ -220,7 +220,7 @@ async def test_waiters_of_a_killed_owner_elsewhere_are_told_after_the_lease(lab:
     assert lab.count(key) == 1
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C176")
 async def test_killed_at_any_moment_no_key_is_sent_twice_and_every_key_is_settled(lab: Lab) -> None:
     """Six kills, a little later each time, under a load of new keys."""
     await pair(lab)
@@ -251,7 +251,7 @@ async def test_killed_at_any_moment_no_key_is_sent_twice_and_every_key_is_settle
     assert len(keys) == 60
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C177")
 @pytest.mark.parametrize("policy", ["hold", "resend"])
 async def test_embedded_store_remembers_over_a_kill_and_its_orphan_is_ended(lab: Lab, policy: str) -> None:
     target = "/mail/emails" if policy == "hold" else "/resend/emails"
@@ -276,7 +276,7 @@ async def test_embedded_store_remembers_over_a_kill_and_its_orphan_is_ended(lab:
     assert lab.count(first) == 1
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C172")
 async def test_kills_in_a_row_leave_one_unknown_outcome(lab: Lab) -> None:
     """Each of three owners is killed with the request sent; under `resend` each attempt carries the first one's key."""
     await pair(lab)

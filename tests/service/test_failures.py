@@ -115,7 +115,7 @@ LOST = {
 }
 
 
-@pytest.mark.case("C159")
+@pytest.mark.case("C137")
 @pytest.mark.parametrize("name", LOST)
 @pytest.mark.parametrize("route", ["mail", "rovela"])
 async def test_lost_answer_is_504_and_no_retry_is_sent(shared: Lab, route: str, name: str) -> None:
@@ -134,7 +134,7 @@ async def test_lost_answer_is_504_and_no_retry_is_sent(shared: Lab, route: str, 
     assert shared.count(key) == 1
 
 
-@pytest.mark.case("C160")
+@pytest.mark.case("C138")
 @pytest.mark.parametrize("name", LOST)
 @pytest.mark.parametrize("route", ["resend", "sendhq"])
 async def test_lost_answer_is_504_and_a_retry_is_sent_with_the_same_key_where_the_provider_guards_it(
@@ -157,7 +157,7 @@ async def test_lost_answer_is_504_and_a_retry_is_sent_with_the_same_key_where_th
     assert [one.first("idempotency-key") for one in shared.mails(key)] == 2 * [key.encode()]
 
 
-@pytest.mark.case("C161")
+@pytest.mark.case("C137")
 async def test_reset_while_the_content_is_still_sent_is_lost(shared: Lab) -> None:
     key = fresh()
     large = b"x" * 8_000_000
@@ -168,7 +168,7 @@ async def test_reset_while_the_content_is_still_sent_is_lost(shared: Lab) -> Non
     assert len(shared.upstream.begun) == 1
 
 
-@pytest.mark.case("C162")
+@pytest.mark.case("C139")
 async def test_total_timeout_tells_504_in_time_and_the_retry_at_once(shared: Lab) -> None:
     key = fresh()
     shared.upstream.script(stall())
@@ -182,7 +182,7 @@ async def test_total_timeout_tells_504_in_time_and_the_retry_at_once(shared: Lab
     assert shared.count(key) == 1
 
 
-@pytest.mark.case("C163")
+@pytest.mark.case("C139")
 async def test_answer_within_the_total_timeout_is_no_loss_however_slowly_it_comes(shared: Lab) -> None:
     key = fresh()
     shared.upstream.script(chunked([b"a", b"b", b"c"], gap_s=QUICK_S / 5))
@@ -202,7 +202,7 @@ NOT_SENT = {
 }
 
 
-@pytest.mark.case("C164")
+@pytest.mark.case("C140")
 @pytest.mark.parametrize("route", NOT_SENT)
 async def test_not_a_byte_written_is_502_with_the_reason_and_the_key_is_free(shared: Lab, route: str) -> None:
     key = fresh()
@@ -221,7 +221,7 @@ async def test_not_a_byte_written_is_502_with_the_reason_and_the_key_is_free(sha
     problem(again, "upstream-unreachable", 502, sent="no")
 
 
-@pytest.mark.case("C165")
+@pytest.mark.case("C141")
 @pytest.mark.parametrize("route", ["mail", "resend", "sendhq", "rovela"])
 async def test_refused_connection_never_burns_the_key(shared: Lab, route: str) -> None:
     key = fresh()
@@ -236,7 +236,7 @@ async def test_refused_connection_never_burns_the_key(shared: Lab, route: str) -
     assert shared.count(key) == 1
 
 
-@pytest.mark.case("C166")
+@pytest.mark.case("C141")
 async def test_never_left_and_perhaps_accepted_are_told_apart(shared: Lab) -> None:
     unsent, lost = fresh(), fresh()
     await shared.upstream.refuse()
@@ -249,7 +249,7 @@ async def test_never_left_and_perhaps_accepted_are_told_apart(shared: Lab) -> No
     assert (shared.count(unsent), shared.count(lost)) == (1, 1)
 
 
-@pytest.mark.case("C167")
+@pytest.mark.case("C142")
 @pytest.mark.parametrize("reset", [False, True], ids=["fin", "rst"])
 async def test_idle_connection_that_ended_is_seen_before_it_is_used(shared: Lab, reset: bool) -> None:
     shared.upstream.script(close_idle(reset=reset))
@@ -261,7 +261,7 @@ async def test_idle_connection_that_ended_is_seen_before_it_is_used(shared: Lab,
     assert shared.count(key) == 1
 
 
-@pytest.mark.case("C168")
+@pytest.mark.case("C142")
 async def test_request_read_and_then_closed_on_a_used_connection_is_lost(shared: Lab) -> None:
     shared.upstream.script(answer(), close_after_content())
     assert (await shared.one.send(fresh())).status == 200
@@ -272,7 +272,7 @@ async def test_request_read_and_then_closed_on_a_used_connection_is_lost(shared:
     assert shared.upstream.requests[1].connection == shared.upstream.requests[0].connection
 
 
-@pytest.mark.case("C169")
+@pytest.mark.case("C143")
 async def test_late_answer_never_reaches_the_next_request(shared: Lab) -> None:
     shared.upstream.script(slow(QUICK_S + 0.2, answer(200, content=b"late")))
     unknown(await shared.one.send(fresh()))
@@ -283,7 +283,7 @@ async def test_late_answer_never_reaches_the_next_request(shared: Lab) -> None:
     assert late not in {one.connection for one in shared.upstream.requests[1:]}
 
 
-@pytest.mark.case("C170")
+@pytest.mark.case("C143")
 async def test_reset_on_a_fresh_connection_before_a_byte_was_read_never_doubles(shared: Lab) -> None:
     """Whether it counts as not sent or as lost is a race of the network; either way there is one mail at most."""
     await shared.upstream.drop()
@@ -299,7 +299,7 @@ async def test_reset_on_a_fresh_connection_before_a_byte_was_read_never_doubles(
         assert shared.count(key) == 0
 
 
-@pytest.mark.case("C171")
+@pytest.mark.case("C144")
 async def test_sends_over_the_limit_of_requests_are_refused_and_their_keys_stay_free(shared: Lab) -> None:
     crowded = await shared.sidecar(
         {"mail": shared.route(timeout=times(total_s=3))}, limits={"outstanding": 5}, store={"prefix": "crowded"}
@@ -321,7 +321,7 @@ async def test_sends_over_the_limit_of_requests_are_refused_and_their_keys_stay_
     assert [shared.count(key) for key in keys] == 20 * [1]
 
 
-@pytest.mark.case("C172")
+@pytest.mark.case("C144")
 async def test_many_sends_at_once_to_a_slow_upstream_all_arrive(shared: Lab) -> None:
     patient = await shared.sidecar(
         {"mail": shared.route(timeout=times(total_s=5, connect_s=5))}, store={"prefix": "patient"}

@@ -53,7 +53,7 @@ def bad(lab: Lab, given: Parsed) -> None:
 # Spelling.
 
 
-@pytest.mark.case("C122")
+@pytest.mark.case("C111")
 async def test_quoted_and_bare_key_are_one_and_each_goes_upstream_as_it_was_written(shared: Lab) -> None:
     for first_text, again_text in (("{}", '"{}"'), ('"{}"', "{}"), ('"a\\"b\\\\{}"', '"a\\"b\\\\{}"')):
         shared.reset()
@@ -64,7 +64,7 @@ async def test_quoted_and_bare_key_are_one_and_each_goes_upstream_as_it_was_writ
         assert shared.upstream.requests[0].first("idempotency-key") == first_text.format(key).encode()
 
 
-@pytest.mark.case("C123")
+@pytest.mark.case("C112")
 @pytest.mark.parametrize(
     "lines",
     [
@@ -78,7 +78,7 @@ async def test_two_key_lines_are_refused_and_nothing_is_sent(shared: Lab, lines:
     bad(shared, await send_raw(shared, *lines))
 
 
-@pytest.mark.case("C124")
+@pytest.mark.case("C112")
 @pytest.mark.parametrize(
     "text",
     ["K1, K1", "K1,K2", '"K1', 'K1"', 'K"1', '"K1";v=1', '"K1" x', '"K1", "K2"', '"K\\1"', '"K1"K2', "é" * 3],
@@ -87,7 +87,7 @@ async def test_key_that_is_no_single_key_is_refused(shared: Lab, text: str) -> N
     bad(shared, await send_raw(shared, b"Idempotency-Key: " + text.encode()))
 
 
-@pytest.mark.case("C125")
+@pytest.mark.case("C113")
 @pytest.mark.parametrize("control", [b"\x01", b"\x7f", b"\t", b"\x1f"])
 async def test_control_byte_in_a_key_is_refused(shared: Lab, control: bytes) -> None:
     given = await send_raw(shared, b"Idempotency-Key: K" + control + b"1")
@@ -96,7 +96,7 @@ async def test_control_byte_in_a_key_is_refused(shared: Lab, control: bytes) -> 
     assert shared.upstream.count == 0
 
 
-@pytest.mark.case("C126")
+@pytest.mark.case("C113")
 @pytest.mark.parametrize("control", [b"\n", b"\r", b"\0"])
 async def test_line_break_or_nul_in_a_key_is_refused_and_the_connection_ends(shared: Lab, control: bytes) -> None:
     head = request("POST", "/mail/emails", [*FIELDS, ("Idempotency-Key", b"K1" + control + b"X-Evil:1")], MAIL)
@@ -106,7 +106,7 @@ async def test_line_break_or_nul_in_a_key_is_refused_and_the_connection_ends(sha
     assert shared.upstream.begun == []
 
 
-@pytest.mark.case("C127")
+@pytest.mark.case("C113")
 async def test_percent_text_in_a_key_stays_text(shared: Lab) -> None:
     key = fresh() + "%0d%0aX-Evil:1"
     first = await shared.one.send(key)
@@ -115,7 +115,7 @@ async def test_percent_text_in_a_key_stays_text(shared: Lab) -> None:
     assert shared.upstream.requests[0].first("x-evil") is None
 
 
-@pytest.mark.case("C128")
+@pytest.mark.case("C114")
 async def test_longest_key_is_taken_one_more_is_refused_and_the_decoded_key_counts(shared: Lab) -> None:
     start = fresh()
     for text in (start.ljust(255, "x"), start.ljust(256, "y"), f'"{start.ljust(256, "z")}"'):
@@ -130,7 +130,7 @@ async def test_longest_key_is_taken_one_more_is_refused_and_the_decoded_key_coun
     assert (await shared.one.send("1234567890", target="/strict/emails")).status == 200
 
 
-@pytest.mark.case("C129")
+@pytest.mark.case("C115")
 async def test_keys_that_differ_in_case_or_punctuation_are_two(shared: Lab) -> None:
     start = fresh()
     parts = ("K", "k", ":a", "/a", "%3Aa", "{a}", "{a", "a}b{c}", "*", "a b", "a  b", "..", "\\a", "$a", "'a'")
@@ -143,14 +143,14 @@ async def test_keys_that_differ_in_case_or_punctuation_are_two(shared: Lab) -> N
     assert shared.upstream.count == len(texts)
 
 
-@pytest.mark.case("C130")
+@pytest.mark.case("C111")
 async def test_blanks_around_a_key_do_not_count(shared: Lab) -> None:
     key = fresh()
     first = await send_raw(shared, b"Idempotency-Key:  \t" + key.encode() + b" \t ")
     pair(shared, first, await shared.one.send(key))
 
 
-@pytest.mark.case("C131")
+@pytest.mark.case("C116")
 async def test_bad_key_is_told_before_a_missing_credential_and_the_upstream_is_not_asked(shared: Lab) -> None:
     given = await shared.one.send("K1, K2", fields=(), target="/resend/emails")
     members = problem(given, "key-malformed", 400, sent="no", retryable=False)
@@ -158,7 +158,7 @@ async def test_bad_key_is_told_before_a_missing_credential_and_the_upstream_is_n
     assert shared.upstream.begun == []
 
 
-@pytest.mark.case("C132")
+@pytest.mark.case("C117")
 async def test_further_sources_give_the_key_in_their_order_and_never_meet(shared: Lab) -> None:
     key = fresh()
     content = json.dumps({"meta": {"key": key}}).encode()
@@ -187,7 +187,7 @@ async def fresh_each(lab: Lab, key: str, target: str, *all_fields: Pairs) -> Non
     assert lab.upstream.count == len(all_fields)
 
 
-@pytest.mark.case("C133")
+@pytest.mark.case("C118")
 async def test_two_credentials_and_none_never_share_a_record(shared: Lab) -> None:
     fields: tuple[Pairs, ...] = (
         [("Authorization", "Bearer A")],
@@ -198,7 +198,7 @@ async def test_two_credentials_and_none_never_share_a_record(shared: Lab) -> Non
     await fresh_each(shared, fresh(), "/mail/emails", *fields)
 
 
-@pytest.mark.case("C134")
+@pytest.mark.case("C118")
 async def test_each_provider_field_is_a_credential(shared: Lab) -> None:
     basic = base64.b64encode(b"api:secret").decode()
     await fresh_each(
@@ -218,7 +218,7 @@ async def test_each_provider_field_is_a_credential(shared: Lab) -> None:
     )
 
 
-@pytest.mark.case("C135")
+@pytest.mark.case("C119")
 async def test_aws_access_key_id_alone_is_the_credential(shared: Lab) -> None:
     def signed(access: str, day: int) -> Pairs:
         text = f"AWS4-HMAC-SHA256 Credential={access}/2026090{day}/eu-west-1/ses/aws4_request, SignedHeaders=host"
@@ -231,7 +231,7 @@ async def test_aws_access_key_id_alone_is_the_credential(shared: Lab) -> None:
     assert shared.upstream.count == 2
 
 
-@pytest.mark.case("C136")
+@pytest.mark.case("C120")
 async def test_one_key_on_two_routes_is_two_mails(shared: Lab) -> None:
     key = fresh()
     for target in ("/mail/emails", "/other/emails"):
@@ -241,7 +241,7 @@ async def test_one_key_on_two_routes_is_two_mails(shared: Lab) -> None:
     assert shared.count(key) == 2
 
 
-@pytest.mark.case("C137")
+@pytest.mark.case("C120")
 async def test_route_scope_and_field_scope_say_who_shares(shared: Lab) -> None:
     key = fresh()
     cookie = answer(200, [("Set-Cookie", "sid=1")])
@@ -257,7 +257,7 @@ async def test_route_scope_and_field_scope_say_who_shares(shared: Lab) -> None:
     await fresh_each(shared, key, "/teams/emails", *team, [("Authorization", "Bearer two"), ("X-Team", "A")])
 
 
-@pytest.mark.case("C138")
+@pytest.mark.case("C121")
 async def test_busy_key_of_one_credential_does_not_block_another_nor_another_key(shared: Lab) -> None:
     key = fresh()
     opened = asyncio.Event()

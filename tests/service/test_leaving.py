@@ -47,7 +47,7 @@ async def leave(lab: Lab, data: bytes, *, how: str) -> None:
             client.close()
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C166")
 @pytest.mark.parametrize("how", ["rst", "fin", "half"])
 async def test_client_that_left_changes_nothing_and_its_retry_gets_the_answer(shared: Lab, how: str) -> None:
     key = fresh()
@@ -66,7 +66,7 @@ async def test_client_that_left_changes_nothing_and_its_retry_gets_the_answer(sh
     assert [line["outcome"] for line in left] == ["forwarded"]
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C166")
 async def test_loss_after_the_client_left_is_recorded_as_unknown(shared: Lab) -> None:
     key = fresh()
     opened = asyncio.Event()
@@ -78,7 +78,7 @@ async def test_loss_after_the_client_left_is_recorded_as_unknown(shared: Lab) ->
     assert shared.count(key) == 1
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C166")
 async def test_free_answer_after_the_client_left_frees_the_key(shared: Lab) -> None:
     key = fresh()
     opened = asyncio.Event()
@@ -90,7 +90,7 @@ async def test_free_answer_after_the_client_left_frees_the_key(shared: Lab) -> N
     assert shared.count(key) == 2
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C167")
 async def test_hundred_clients_that_left_all_find_their_answers(shared: Lab) -> None:
     shared.upstream.default = slow(0.3)
     keys = [fresh() for _ in range(100)]
@@ -106,7 +106,7 @@ async def test_hundred_clients_that_left_all_find_their_answers(shared: Lab) -> 
     assert [shared.count(key) for key in keys] == 100 * [1]
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C167")
 async def test_impatient_client_that_repeats_while_it_still_runs_sends_once(shared: Lab) -> None:
     key = fresh()
     opened = asyncio.Event()
@@ -123,7 +123,7 @@ async def test_impatient_client_that_repeats_while_it_still_runs_sends_once(shar
     assert shared.count(key) == 1
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C167")
 async def test_same_bytes_on_a_new_connection_right_after_a_cut_wait_for_the_first_answer(shared: Lab) -> None:
     for _ in range(10):
         key = fresh()
@@ -136,7 +136,7 @@ async def test_same_bytes_on_a_new_connection_right_after_a_cut_wait_for_the_fir
         assert shared.count(key) == 1
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C168")
 @pytest.mark.parametrize("how", ["rst", "fin"])
 async def test_client_that_leaves_during_its_upload_leaves_no_trace(shared: Lab, how: str) -> None:
     key = fresh()
@@ -154,7 +154,7 @@ async def test_client_that_leaves_during_its_upload_leaves_no_trace(shared: Lab,
     assert shared.count(key) == 1
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C169")
 async def test_trickled_upload_takes_no_reservation_until_it_is_whole(shared: Lab) -> None:
     key = fresh()
     data = mail(key)
@@ -169,7 +169,7 @@ async def test_trickled_upload_takes_no_reservation_until_it_is_whole(shared: La
     assert shared.count(key) == 1
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C168")
 async def test_upload_that_never_ends_is_given_up_in_time(shared: Lab) -> None:
     key = fresh()
     begin_s = time.monotonic()
@@ -183,7 +183,7 @@ async def test_upload_that_never_ends_is_given_up_in_time(shared: Lab) -> None:
     assert shared.name(key) == ""
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C169")
 async def test_chunked_upload_in_many_pieces_is_sent_whole_and_replayed(shared: Lab) -> None:
     key = fresh()
     head = request(fields=[*FIELDS, ("Transfer-Encoding", "chunked")], key=key)
@@ -196,7 +196,7 @@ async def test_chunked_upload_in_many_pieces_is_sent_whole_and_replayed(shared: 
     assert shared.count(key) == 1
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C169")
 async def test_client_that_reads_its_answer_late_gets_it_whole(shared: Lab) -> None:
     key = fresh()
     content = bytes(range(256)) * 8000

@@ -81,7 +81,7 @@ def unchanged(status: int, given: Parsed) -> None:
     assert fields == [(b"Retry-After", b"2"), (b"Content-Type", b"application/json")], given
 
 
-@pytest.mark.case("C146")
+@pytest.mark.case("C126")
 @pytest.mark.parametrize("status", ALL)
 @pytest.mark.parametrize("route", TABLE)
 async def test_complete_answer_is_given_unchanged_and_its_status_decides_about_the_retry(
@@ -109,7 +109,7 @@ async def test_complete_answer_is_given_unchanged_and_its_status_decides_about_t
             assert shared.count(key) == 2
 
 
-@pytest.mark.case("C147")
+@pytest.mark.case("C127")
 async def test_passing_failures_free_the_key_until_a_success_is_stored(shared: Lab) -> None:
     key = fresh()
     shared.upstream.script(answer(500), answer(503), answer(429, [("Retry-After", "2")]), answer(200))
@@ -120,7 +120,7 @@ async def test_passing_failures_free_the_key_until_a_success_is_stored(shared: L
     assert shared.count(key) == 4
 
 
-@pytest.mark.case("C148")
+@pytest.mark.case("C127")
 @pytest.mark.parametrize("status", [401, 403, 409])
 async def test_refused_account_is_not_stored_so_the_mended_one_sends_under_its_key(shared: Lab, status: int) -> None:
     key = fresh()
@@ -130,7 +130,7 @@ async def test_refused_account_is_not_stored_so_the_mended_one_sends_under_its_k
     assert shared.count(key) == 2
 
 
-@pytest.mark.case("C149")
+@pytest.mark.case("C128")
 async def test_one_request_of_a_client_is_one_request_upstream_whatever_the_answer(shared: Lab) -> None:
     for status in (503, 500, 429, 408, 307):
         key = fresh()
@@ -140,7 +140,7 @@ async def test_one_request_of_a_client_is_one_request_upstream_whatever_the_answ
         shared.reset()
 
 
-@pytest.mark.case("C150")
+@pytest.mark.case("C129")
 async def test_redirect_is_not_followed_nor_taken_for_success(shared: Lab) -> None:
     elsewhere = f"{shared.upstream.url}/elsewhere"
     for status in (301, 302, 303, 307, 308):
@@ -153,7 +153,7 @@ async def test_redirect_is_not_followed_nor_taken_for_success(shared: Lab) -> No
         assert shared.state(key) == ""
 
 
-@pytest.mark.case("C151")
+@pytest.mark.case("C130")
 async def test_corrected_content_under_a_refused_key(shared: Lab) -> None:
     """Where the refusal is final the key is used up; where it is free the mended mail goes out under it."""
     for route, count in (("sendhq", 1), ("resend", 2), ("rovela", 2)):
@@ -166,7 +166,7 @@ async def test_corrected_content_under_a_refused_key(shared: Lab) -> None:
         shared.reset()
 
 
-@pytest.mark.case("C152")
+@pytest.mark.case("C131")
 async def test_only_the_final_answer_after_interim_ones_is_given_and_stored(shared: Lab) -> None:
     for status in (100, 102, 103):
         key = fresh()
@@ -179,7 +179,7 @@ async def test_only_the_final_answer_after_interim_ones_is_given_and_stored(shar
         assert shared.count(key) == 1
 
 
-@pytest.mark.case("C153")
+@pytest.mark.case("C131")
 async def test_answer_that_ends_with_an_orderly_end_is_complete(shared: Lab) -> None:
     key = fresh()
     shared.upstream.script(raw_answer(b"HTTP/1.1 200 OK\r\nX-Id: 1\r\n\r\nall of it"))
@@ -189,7 +189,7 @@ async def test_answer_that_ends_with_an_orderly_end_is_complete(shared: Lab) -> 
     assert shared.count(key) == 1
 
 
-@pytest.mark.case("C154")
+@pytest.mark.case("C132")
 @pytest.mark.parametrize(("status", "next_one"), [(413, 200), (401, 200), (400, 400), (202, 202), (504, 504)])
 async def test_answer_before_the_request_was_wholly_written_counts_as_an_answer(
     shared: Lab, status: int, next_one: int
@@ -206,7 +206,7 @@ async def test_answer_before_the_request_was_wholly_written_counts_as_an_answer(
         unknown(again)
 
 
-@pytest.mark.case("C155")
+@pytest.mark.case("C133")
 @pytest.mark.parametrize(("status", "sent"), [(200, "unknown"), (422, "no")])
 async def test_answer_too_large_to_keep_is_given_whole_and_the_key_stays_used(
     shared: Lab, status: int, sent: str
@@ -227,7 +227,7 @@ async def test_answer_too_large_to_keep_is_given_whole_and_the_key_stays_used(
     stored(first, await shared.one.send(key))
 
 
-@pytest.mark.case("C156")
+@pytest.mark.case("C134")
 async def test_provider_409s_reach_the_client_with_their_content_and_are_not_stored(shared: Lab) -> None:
     for name in (b"concurrent_idempotent_requests", b"invalid_idempotent_request"):
         key = fresh()
@@ -240,7 +240,7 @@ async def test_provider_409s_reach_the_client_with_their_content_and_are_not_sto
         shared.reset()
 
 
-@pytest.mark.case("C157")
+@pytest.mark.case("C135")
 async def test_classes_are_counted_once_each(shared: Lab) -> None:
     async def counted() -> list[float]:
         return [
@@ -255,7 +255,7 @@ async def test_classes_are_counted_once_each(shared: Lab) -> None:
     assert [now - then for now, then in zip(await counted(), before, strict=True)] == [2, 1, 1]
 
 
-@pytest.mark.case("C158")
+@pytest.mark.case("C136")
 async def test_pipelined_client_gets_each_answer_once(shared: Lab) -> None:
     key = fresh()
     async with await Client.open(shared.one.base) as client:

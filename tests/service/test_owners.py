@@ -70,7 +70,7 @@ async def asleep(lab: Lab, key: str, target: str, opened: asyncio.Event, *then: 
     return asked
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C178")
 async def test_sleeping_owner_is_unknown_under_hold_and_its_late_success_is_the_answer(pair: Lab) -> None:
     key, opened = fresh(), asyncio.Event()
     asked = await asleep(pair, key, "/mail/emails", opened)
@@ -83,7 +83,7 @@ async def test_sleeping_owner_is_unknown_under_hold_and_its_late_success_is_the_
     assert pair.count(key) == 1
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C178")
 async def test_owner_that_wakes_renews_and_is_outstanding_again(pair: Lab) -> None:
     key, opened = fresh(), asyncio.Event()
     asked = await asleep(pair, key, "/mail/emails", opened)
@@ -96,7 +96,7 @@ async def test_owner_that_wakes_renews_and_is_outstanding_again(pair: Lab) -> No
     assert pair.count(key) == 1
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C179")
 async def test_success_of_a_former_owner_completes_the_record_though_another_attempt_runs(pair: Lab) -> None:
     key, first_open, second_open = fresh(), asyncio.Event(), asyncio.Event()
     asked = await asleep(pair, key, RESEND, first_open)
@@ -118,7 +118,7 @@ async def test_success_of_a_former_owner_completes_the_record_though_another_att
     assert [one.first("idempotency-key") for one in pair.upstream.requests] == 2 * [key.encode()]
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C180")
 async def test_free_answer_of_a_former_owner_frees_nothing(pair: Lab) -> None:
     key, first_open, second_open = fresh(), asyncio.Event(), asyncio.Event()
     asked = await asleep(pair, key, RESEND, first_open, answer(429))
@@ -137,7 +137,7 @@ async def test_free_answer_of_a_former_owner_frees_nothing(pair: Lab) -> None:
     assert await pair.one.metric("sidecar_leases_lost_total", route="resend") == 1
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C180")
 async def test_loss_of_a_former_owner_changes_no_completed_record(pair: Lab) -> None:
     key, opened = fresh(), asyncio.Event()
     asked = await asleep(pair, key, RESEND, opened, reset_after_content())
@@ -150,7 +150,7 @@ async def test_loss_of_a_former_owner_changes_no_completed_record(pair: Lab) -> 
     assert pair.count(key) == 2
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C179")
 @pytest.mark.parametrize("status", [429, 503])
 async def test_success_of_a_former_owner_settles_what_a_later_refusal_left_unknown(pair: Lab, status: int) -> None:
     key, opened = fresh(), asyncio.Event()
@@ -166,7 +166,7 @@ async def test_success_of_a_former_owner_settles_what_a_later_refusal_left_unkno
     assert pair.count(key) == 2
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C178")
 async def test_pause_shorter_than_the_lease_is_not_noticed(pair: Lab) -> None:
     key, opened = fresh(), asyncio.Event()
     pair.upstream.script(gate(opened))
@@ -234,7 +234,7 @@ def wake(far: Far) -> None:
     far.lab.one.resume()
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C181")
 async def test_owner_asleep_before_its_first_byte_renews_and_sends_where_the_key_is_still_its_own(far: Far) -> None:
     key = fresh()
     asked = await before_its_first_byte(far, key)
@@ -246,7 +246,7 @@ async def test_owner_asleep_before_its_first_byte_renews_and_sends_where_the_key
     assert far.upstream.count == 1
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C182")
 async def test_owner_asleep_before_its_first_byte_sends_nothing_where_the_key_was_freed_and_used(far: Far) -> None:
     key = fresh()
     asked = await before_its_first_byte(far, key)
@@ -260,7 +260,7 @@ async def test_owner_asleep_before_its_first_byte_sends_nothing_where_the_key_wa
     stored(given, await far.lab.one.send(key))
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C182")
 async def test_owner_asleep_before_its_first_byte_sends_nothing_where_another_attempt_went_on(far: Far) -> None:
     key = fresh()
     asked = await before_its_first_byte(far, key, RESEND)
@@ -272,7 +272,7 @@ async def test_owner_asleep_before_its_first_byte_sends_nothing_where_another_at
     assert far.upstream.count == 1
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C182")
 async def test_owner_asleep_before_its_first_byte_sends_nothing_where_it_cannot_ask(far: Far) -> None:
     key = fresh()
     asked = await before_its_first_byte(far, key)
@@ -288,7 +288,7 @@ async def test_owner_asleep_before_its_first_byte_sends_nothing_where_it_cannot_
     assert far.upstream.count == 1
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C183")
 async def test_attempt_whose_window_ends_while_it_connects_is_not_sent(lab: Lab, tmp_path: Path) -> None:
     authority = trustme.CA()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

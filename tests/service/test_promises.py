@@ -80,7 +80,7 @@ async def test_twenty_replays_in_a_row_are_equal_and_nothing_is_sent(shared: Lab
     assert shared.count(key) == 1
 
 
-@pytest.mark.case("C105")
+@pytest.mark.case("C104")
 async def test_ten_replays_at_once_get_whole_contents(shared: Lab) -> None:
     key = fresh()
     shared.upstream.script(answer(200, content=bytes(range(256)) * 1000))
@@ -91,7 +91,7 @@ async def test_ten_replays_at_once_get_whole_contents(shared: Lab) -> None:
     assert shared.count(key) == 1
 
 
-@pytest.mark.case("C106")
+@pytest.mark.case("C105")
 async def test_send_without_a_key_is_forwarded_each_time_and_leaves_no_record(shared: Lab) -> None:
     before, counted = shared.store.keys(), await shared.one.metric("sidecar_requests_total", outcome="unprotected")
     for key in (None, None, "", " \t "):
@@ -102,7 +102,7 @@ async def test_send_without_a_key_is_forwarded_each_time_and_leaves_no_record(sh
     assert await shared.one.metric("sidecar_requests_total", outcome="unprotected") == counted + 4
 
 
-@pytest.mark.case("C107")
+@pytest.mark.case("C106")
 async def test_send_without_a_key_is_refused_where_the_route_asks_for_one(shared: Lab) -> None:
     for key in (None, "", "  ", '""'):
         given = await shared.one.send(key, target="/strict/emails")
@@ -111,7 +111,7 @@ async def test_send_without_a_key_is_refused_where_the_route_asks_for_one(shared
     assert shared.upstream.count == 0
 
 
-@pytest.mark.case("C108")
+@pytest.mark.case("C105")
 async def test_key_inside_the_content_is_no_key(shared: Lab) -> None:
     content = json.dumps({"headers": {"Idempotency-Key": fresh()}}).encode()
     counted = await shared.one.metric("sidecar_requests_total", outcome="unprotected")
@@ -123,7 +123,7 @@ async def test_key_inside_the_content_is_no_key(shared: Lab) -> None:
     assert shared.upstream.count == 2
 
 
-@pytest.mark.case("C109")
+@pytest.mark.case("C107")
 @pytest.mark.parametrize("method", ["GET", "HEAD", "DELETE", "PUT", "PATCH"])
 async def test_what_is_no_send_passes_each_time_key_content_and_query_intact(shared: Lab, method: str) -> None:
     key = fresh()
@@ -139,7 +139,7 @@ async def test_what_is_no_send_passes_each_time_key_content_and_query_intact(sha
     assert shared.name(key) == ""
 
 
-@pytest.mark.case("C110")
+@pytest.mark.case("C107")
 async def test_only_listed_methods_and_paths_are_protected(shared: Lab) -> None:
     for method, target, count in (
         ("PUT", "/put/things/1", 1),
@@ -155,7 +155,7 @@ async def test_only_listed_methods_and_paths_are_protected(shared: Lab) -> None:
         assert shared.count(key) == count, (method, target)
 
 
-@pytest.mark.case("C111")
+@pytest.mark.case("C108")
 async def test_batch_answer_with_failures_inside_is_final_where_the_send_says_so(shared: Lab) -> None:
     partly = answer(400, [JSON], b'[{"status":"success"},{"status":"error"}]')
     shared.upstream.default = partly
@@ -170,7 +170,7 @@ async def test_batch_answer_with_failures_inside_is_final_where_the_send_says_so
     assert shared.count(key) == 3
 
 
-@pytest.mark.case("C112")
+@pytest.mark.case("C109")
 async def test_200_that_lists_failures_is_stored_and_replayed_as_it_is(shared: Lab) -> None:
     key = fresh()
     shared.upstream.script(answer(200, [JSON], b'[ {"ErrorCode":0},{"ErrorCode":400} ]'))
@@ -180,7 +180,7 @@ async def test_200_that_lists_failures_is_stored_and_replayed_as_it_is(shared: L
     assert shared.count(key) == 1
 
 
-@pytest.mark.case("C113")
+@pytest.mark.case("C103")
 async def test_replay_keeps_every_field_in_order_and_count(shared: Lab) -> None:
     key = fresh()
     fields = [
@@ -201,7 +201,7 @@ async def test_replay_keeps_every_field_in_order_and_count(shared: Lab) -> None:
     assert shared.count(key) == 1
 
 
-@pytest.mark.case("C114")
+@pytest.mark.case("C103")
 async def test_binary_answer_is_replayed_byte_for_byte(shared: Lab) -> None:
     key = fresh()
     content = bytes(range(256))
@@ -212,7 +212,7 @@ async def test_binary_answer_is_replayed_byte_for_byte(shared: Lab) -> None:
     assert shared.count(key) == 1
 
 
-@pytest.mark.case("C115")
+@pytest.mark.case("C103")
 async def test_chunked_answer_is_replayed_whole_with_one_framing(shared: Lab) -> None:
     key = fresh()
     shared.upstream.script(chunked([b'{"id":', b'"e1"', b"}"], gap_s=0.05))
@@ -224,7 +224,7 @@ async def test_chunked_answer_is_replayed_whole_with_one_framing(shared: Lab) ->
     assert shared.count(key) == 1
 
 
-@pytest.mark.case("C116")
+@pytest.mark.case("C110")
 async def test_mark_stands_on_replays_alone_and_each_request_has_one_log_line(shared: Lab) -> None:
     key = fresh()
     first = await shared.one.send(key)
@@ -238,7 +238,7 @@ async def test_mark_stands_on_replays_alone_and_each_request_has_one_log_line(sh
     assert [line["outcome"] for line in lines] == ["forwarded", "replayed", "key-reused", "unprotected", "passed"]
 
 
-@pytest.mark.case("C117")
+@pytest.mark.case("C110")
 async def test_replay_field_has_the_routes_own_name(shared: Lab) -> None:
     key = fresh()
     await shared.one.send(key, target="/quiet/emails")

@@ -33,7 +33,7 @@ def pair(lab: Lab, first: Parsed, again: Parsed) -> None:
     stored(first, again)
 
 
-@pytest.mark.case("C139")
+@pytest.mark.case("C122")
 @pytest.mark.parametrize(
     ("one", "two"),
     [
@@ -49,7 +49,7 @@ async def test_the_same_json_written_otherwise_is_a_replay(shared: Lab, one: byt
     assert shared.upstream.requests[0].content == one
 
 
-@pytest.mark.case("C140")
+@pytest.mark.case("C122")
 @pytest.mark.parametrize("two", [b'{"n":1.0}', b'{"n":"1"}', b'{"n":null}', b"{}", b'{"n":[1]}'])
 async def test_other_json_values_are_other_requests(shared: Lab, two: bytes) -> None:
     key = fresh()
@@ -58,7 +58,7 @@ async def test_other_json_values_are_other_requests(shared: Lab, two: bytes) -> 
     assert shared.upstream.count == 1
 
 
-@pytest.mark.case("C141")
+@pytest.mark.case("C122")
 async def test_multipart_with_another_boundary_is_a_replay_and_another_byte_is_not(shared: Lab) -> None:
     def parts(boundary: bytes, attachment: bytes) -> bytes:
         disposition = b'--%b\r\nContent-Disposition: form-data; name="%b"%b\r\n\r\n%b\r\n'
@@ -77,7 +77,7 @@ async def test_multipart_with_another_boundary_is_a_replay_and_another_byte_is_n
     assert shared.upstream.count == 1
 
 
-@pytest.mark.case("C142")
+@pytest.mark.case("C123")
 async def test_raw_mime_as_content_is_bytes_and_off_takes_anything(shared: Lab) -> None:
     mime = [AUTHORIZATION, ("Content-Type", "message/rfc822")]
     one, two = b"Date: 1\r\nTo: b\r\n\r\nhi", b"Date: 2\r\nTo: c\r\n\r\nhi"
@@ -89,7 +89,7 @@ async def test_raw_mime_as_content_is_bytes_and_off_takes_anything(shared: Lab) 
     pair(shared, first, await shared.one.send(key, two, "/off/emails", mime))
 
 
-@pytest.mark.case("C143")
+@pytest.mark.case("C123")
 async def test_ignored_members_do_not_count_and_the_first_ones_were_sent(shared: Lab) -> None:
     def content(at: int, text: str) -> bytes:
         return json.dumps({"text": text, "sent_at": at, "meta": {"id": at}}).encode()
@@ -102,7 +102,7 @@ async def test_ignored_members_do_not_count_and_the_first_ones_were_sent(shared:
     problem(other, "key-reused", 422, sent="unknown", retryable=False)
 
 
-@pytest.mark.case("C144")
+@pytest.mark.case("C124")
 async def test_mismatch_has_the_status_the_route_says(shared: Lab) -> None:
     key = fresh()
     await shared.one.send(key, target="/conflict/emails")
@@ -111,7 +111,7 @@ async def test_mismatch_has_the_status_the_route_says(shared: Lab) -> None:
     assert shared.upstream.count == 1
 
 
-@pytest.mark.case("C145")
+@pytest.mark.case("C122")
 async def test_form_pairs_may_move_between_names_and_not_within_one(shared: Lab) -> None:
     fields = [AUTHORIZATION, FORM]
     key = fresh()
@@ -122,7 +122,7 @@ async def test_form_pairs_may_move_between_names_and_not_within_one(shared: Lab)
     assert shared.upstream.count == 1
 
 
-@pytest.mark.case("C118")
+@pytest.mark.case("C124")
 async def test_other_content_path_query_or_method_is_refused_and_not_sent(shared: Lab) -> None:
     key = fresh()
     first = await shared.one.send(key)
@@ -143,7 +143,7 @@ async def test_other_content_path_query_or_method_is_refused_and_not_sent(shared
     assert shared.count(key) == 1
 
 
-@pytest.mark.case("C119")
+@pytest.mark.case("C125")
 async def test_key_of_a_recorded_refusal_is_reused_with_sent_no(shared: Lab) -> None:
     key = fresh()
     shared.upstream.script(answer(422))
@@ -152,7 +152,7 @@ async def test_key_of_a_recorded_refusal_is_reused_with_sent_no(shared: Lab) -> 
     assert shared.count(key) == 1
 
 
-@pytest.mark.case("C120")
+@pytest.mark.case("C124")
 async def test_empty_content_twice_is_a_replay(shared: Lab) -> None:
     key = fresh()
     first = await shared.one.send(key, b"")
@@ -161,7 +161,7 @@ async def test_empty_content_twice_is_a_replay(shared: Lab) -> None:
     assert shared.count(key) == 1
 
 
-@pytest.mark.case("C121")
+@pytest.mark.case("C124")
 async def test_other_fields_alone_are_the_same_request(shared: Lab) -> None:
     key = fresh()
     first = await shared.one.send(key, fields=[*FIELDS, ("User-Agent", "a"), ("traceparent", "00-1")])

@@ -55,7 +55,7 @@ def ask(sidecar: Sidecar, key: str, target: str = "/mail/emails") -> asyncio.Tas
     return asyncio.create_task(sidecar.send(key, target=target))
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C184")
 @pytest.mark.parametrize("how", AWAY)
 async def test_while_the_store_is_away_nothing_is_sent_and_afterwards_the_key_is_free(
     shared: Lab, store_front: StoreProxy, how: str
@@ -77,7 +77,7 @@ async def test_while_the_store_is_away_nothing_is_sent_and_afterwards_the_key_is
     assert shared.count(key) == 1
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C184")
 async def test_reservation_given_up_on_is_no_unknown_outcome_however_long_the_store_is_away(
     shared: Lab, store_front: StoreProxy
 ) -> None:
@@ -96,7 +96,7 @@ async def test_reservation_given_up_on_is_no_unknown_outcome_however_long_the_st
     assert shared.count(key) == 1
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C184")
 @pytest.mark.parametrize("how", AWAY)
 async def test_what_needs_no_store_is_served_while_it_is_away(shared: Lab, store_front: StoreProxy, how: str) -> None:
     await fail(store_front, how)
@@ -116,7 +116,7 @@ async def test_what_needs_no_store_is_served_while_it_is_away(shared: Lab, store
     assert shared.upstream.count == 2
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C184")
 async def test_impatient_repeats_on_503_send_nothing_and_the_first_one_afterwards_sends_once(
     shared: Lab, store_front: StoreProxy
 ) -> None:
@@ -130,7 +130,7 @@ async def test_impatient_repeats_on_503_send_nothing_and_the_first_one_afterward
     assert shared.count(key) == 1
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C185")
 async def test_twenty_claims_whose_connection_is_cut_after_the_write_are_twenty_mails(
     shared: Lab, store_front: StoreProxy
 ) -> None:
@@ -145,7 +145,7 @@ async def test_twenty_claims_whose_connection_is_cut_after_the_write_are_twenty_
     assert shared.eternal() == []
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C185")
 @pytest.mark.parametrize(
     ("then", "status", "state"),
     [(answer(200), 200, "completed"), (answer(503), 503, ""), (reset_after_content(), 504, "unknown")],
@@ -169,7 +169,7 @@ async def test_last_word_whose_reply_is_lost_is_recognised_when_it_is_repeated(
     assert shared.count(key) == (2 if status == 503 else 1)
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C186")
 @pytest.mark.parametrize("how", AWAY)
 @pytest.mark.parametrize(
     ("then", "status"),
@@ -202,7 +202,7 @@ async def test_what_became_of_a_request_is_told_though_the_store_is_away_and_rec
     assert shared.count(key) == (2 if status == 503 else 1)
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C186")
 @pytest.mark.parametrize("how", AWAY)
 async def test_store_that_is_away_longer_than_the_lease_costs_no_second_mail(
     shared: Lab, store_front: StoreProxy, how: str
@@ -226,7 +226,7 @@ async def test_store_that_is_away_longer_than_the_lease_costs_no_second_mail(
     await other.close()
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C185")
 async def test_cut_connections_are_made_again_and_nothing_is_noticed(shared: Lab, store_front: StoreProxy) -> None:
     key, opened = fresh(), asyncio.Event()
     shared.upstream.script(gate(opened))
@@ -242,7 +242,7 @@ async def test_cut_connections_are_made_again_and_nothing_is_noticed(shared: Lab
     assert shared.count(key) == 1
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C187")
 async def test_replies_never_reach_another_request_though_clients_leave(shared: Lab, store_front: StoreProxy) -> None:
     store_front.delay_s = 0.01
     shared.upstream.default = echo()
@@ -273,7 +273,7 @@ async def test_replies_never_reach_another_request_though_clients_leave(shared: 
     assert [shared.count(key) for key in keys] == 200 * [1]
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C187")
 async def test_three_hundred_keys_at_once_over_a_slow_store_are_all_sent(shared: Lab, store_front: StoreProxy) -> None:
     store_front.delay_s = 0.05
     keys = [fresh() for _ in range(300)]
@@ -283,7 +283,7 @@ async def test_three_hundred_keys_at_once_over_a_slow_store_are_all_sent(shared:
     assert len(store_front._open) <= 4
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C187")
 async def test_client_that_leaves_while_the_store_is_asked_costs_no_second_mail(
     shared: Lab, store_front: StoreProxy
 ) -> None:

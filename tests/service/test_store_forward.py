@@ -19,7 +19,7 @@ def routes(lab: Lab) -> dict[str, Settings]:
     return {"forward": lab.route(timeout=times(total_s=8), store_unavailable="forward")}
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C188")
 @pytest.mark.parametrize("how", AWAY)
 async def test_forward_sends_marked_and_counted_and_is_recorded_once_the_store_is_back(
     shared: Lab, store_front: StoreProxy, how: str
@@ -40,7 +40,7 @@ async def test_forward_sends_marked_and_counted_and_is_recorded_once_the_store_i
     assert (later.status, later.first("idempotency-protected")) == (200, None)
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C188")
 async def test_forwarded_twins_at_one_process_are_one_mail(shared: Lab, store_front: StoreProxy) -> None:
     key, opened = fresh(), asyncio.Event()
     await store_front.refuse()
@@ -53,7 +53,7 @@ async def test_forwarded_twins_at_one_process_are_one_mail(shared: Lab, store_fr
     assert shared.count(key) == 1
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C188")
 async def test_forwarded_and_lost_is_unknown_once_the_store_is_back(shared: Lab, store_front: StoreProxy) -> None:
     key = fresh()
     await store_front.refuse()

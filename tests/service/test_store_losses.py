@@ -38,7 +38,7 @@ def configure(lab: Lab, name: str, value: str) -> None:
 # Forgetting.
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C189")
 async def test_flush_during_a_flight_makes_the_same_process_send_nothing_twice(lab: Lab) -> None:
     await start(lab)
     key, opened = fresh(), asyncio.Event()
@@ -54,7 +54,7 @@ async def test_flush_during_a_flight_makes_the_same_process_send_nothing_twice(l
     assert lab.count(key) == 1
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C189")
 @pytest.mark.parametrize(
     ("then", "state"), [(answer(200), "completed"), (reset_after_content(), "unknown"), (answer(503), "")]
 )
@@ -73,7 +73,7 @@ async def test_outcome_of_a_flight_whose_record_was_flushed_is_put_back(lab: Lab
     assert lab.count(key) == 1
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C189")
 async def test_flushed_record_of_a_running_flight_stands_again_for_other_processes_after_a_renewal(lab: Lab) -> None:
     await start(lab)
     await lab.sidecar({"mail": lab.route(timeout=times(total_s=8))})
@@ -88,7 +88,7 @@ async def test_flushed_record_of_a_running_flight_stands_again_for_other_process
     assert lab.count(key) == 1
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C190")
 async def test_flushed_scripts_are_not_noticed(lab: Lab) -> None:
     await start(lab)
     key, opened = fresh(), asyncio.Event()
@@ -113,7 +113,7 @@ async def test_flushed_scripts_are_not_noticed(lab: Lab) -> None:
 # Ending and coming back.
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C191")
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 async def test_store_that_restarts_during_a_flight_gets_its_outcome_and_forgets_nothing(lab: Lab, how: str) -> None:
     await start(lab)
@@ -132,7 +132,7 @@ async def test_store_that_restarts_during_a_flight_gets_its_outcome_and_forgets_
     assert (lab.count(key), lab.count(before)) == (1, 1)
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C191")
 async def test_frozen_store_holds_up_nobody_longer_than_its_timeout(lab: Lab) -> None:
     await start(lab)
     key, opened = fresh(), asyncio.Event()
@@ -151,7 +151,7 @@ async def test_frozen_store_holds_up_nobody_longer_than_its_timeout(lab: Lab) ->
     assert lab.count(key) == 1
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C191")
 async def test_store_that_is_absent_at_the_start_is_served_once_it_is_there(lab: Lab) -> None:
     lab.store.stop()
     begin_s = time.monotonic()
@@ -174,7 +174,7 @@ async def test_store_that_is_absent_at_the_start_is_served_once_it_is_there(lab:
     assert lab.count(key) == 1
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C191")
 async def test_store_that_loads_a_large_file_serves_nobody_until_it_has(lab: Lab) -> None:
     await start(lab)
     before = fresh()
@@ -248,17 +248,17 @@ async def refused_writes(lab: Lab, *words: str, back: tuple[str, ...], reason: s
     await lab.one.ready()
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C192")
 async def test_full_store_refuses_new_keys_and_replays_renews_and_frees_old_ones(lab: Lab) -> None:
     await refused_writes(lab, "CONFIG", "SET", "maxmemory", "1", back=("CONFIG", "SET", "maxmemory", "0"), reason="OOM")
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C192")
 async def test_read_only_replica_refuses_new_keys_until_it_is_a_primary_again(lab: Lab) -> None:
     await refused_writes(lab, "REPLICAOF", "127.0.0.1", "1", back=("REPLICAOF", "NO", "ONE"), reason="READONLY")
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C192")
 async def test_primary_without_enough_replicas_refuses_new_keys(lab: Lab) -> None:
     await refused_writes(
         lab,
@@ -271,7 +271,7 @@ async def test_primary_without_enough_replicas_refuses_new_keys(lab: Lab) -> Non
     )
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C193")
 async def test_full_store_still_renews_so_that_other_processes_find_a_flight_outstanding(lab: Lab) -> None:
     await start(lab)
     await lab.sidecar({"mail": lab.route(timeout=times(total_s=8))})
@@ -291,7 +291,7 @@ async def test_full_store_still_renews_so_that_other_processes_find_a_flight_out
     assert lab.count(key) == 2
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C193")
 @pytest.mark.parametrize(("then", "status"), [(reset_after_content(), 504), (answer(201), 201)], ids=["lost", "2xx"])
 async def test_outcome_that_a_full_store_cannot_take_is_told_when_it_can(
     lab: Lab, then: Behaviour, status: int
@@ -316,7 +316,7 @@ async def test_outcome_that_a_full_store_cannot_take_is_told_when_it_can(
     assert lab.count(key) == 1
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C192")
 async def test_store_busy_with_a_foreign_script_is_away_for_as_long(lab: Lab) -> None:
     await start(lab)
     configure(lab, "busy-reply-threshold", "10")

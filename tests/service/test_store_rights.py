@@ -37,7 +37,7 @@ async def one_mail_and_its_replay(lab: Lab, target: str = "/mail/emails") -> Non
 # Rights.
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C194")
 @pytest.mark.parametrize("rules", [("-config",), ("-info",), ("-config", "-info"), ("-client",), ("-script",)], ids=str)
 async def test_account_without_a_right_that_is_not_needed_works_and_says_what_it_cannot_read(
     lab: Lab, rules: tuple[str, ...]
@@ -50,7 +50,7 @@ async def test_account_without_a_right_that_is_not_needed_works_and_says_what_it
     await one_mail_and_its_replay(lab)
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C194")
 @pytest.mark.parametrize("rules", [("-@scripting",), ("-eval", "-evalsha")], ids=str)
 async def test_account_that_may_not_run_scripts_ends_the_start_and_names_the_right(
     lab: Lab, rules: tuple[str, ...]
@@ -62,7 +62,7 @@ async def test_account_that_may_not_run_scripts_ends_the_start_and_names_the_rig
     assert PASSWORD not in one.log()
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C194")
 async def test_account_without_time_keeps_every_promise_by_expiries_alone(lab: Lab) -> None:
     window = {"field": "Idempotency-Key", "window": duration(60), "twins": "guarded"}
     routes = {
@@ -99,7 +99,7 @@ async def test_account_without_time_keeps_every_promise_by_expiries_alone(lab: L
         assert lab.count(key) == (1 if status == 504 else 2)
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C194")
 async def test_wrong_password_is_a_reason_and_no_secret_is_told(lab: Lab) -> None:
     store = account(lab)
     store["url"] = store["url"].replace(PASSWORD, "wr0ng-one")
@@ -121,7 +121,7 @@ async def test_wrong_password_is_a_reason_and_no_secret_is_told(lab: Lab) -> Non
 # What the server promises.
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C195")
 async def test_evicting_store_is_named_at_the_start_and_in_readyz(lab: Lab) -> None:
     lab.store.command("CONFIG", "SET", "maxmemory-policy", "volatile-lru")
     await lab.sidecar()
@@ -130,7 +130,7 @@ async def test_evicting_store_is_named_at_the_start_and_in_readyz(lab: Lab) -> N
     await one_mail_and_its_replay(lab)
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C195")
 @pytest.mark.parametrize(
     ("name", "value", "told"),
     [
@@ -147,7 +147,7 @@ async def test_strict_store_that_is_unsafe_ends_the_start(lab: Lab, name: str, v
     assert "Traceback" not in one.log()
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C195")
 async def test_strict_store_that_is_safe_starts(lab: Lab) -> None:
     lab.store.command("CONFIG", "SET", "appendfsync", "always")
     await lab.sidecar(store={"strict": True})
@@ -158,7 +158,7 @@ async def test_strict_store_that_is_safe_starts(lab: Lab) -> None:
 # What its URL says.
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C196")
 @pytest.mark.parametrize(
     "form", ["unix://{path}", "redis://{host}:{port}", "redis://{host}:{port}/3", "unix://{path}?db=2"]
 )
@@ -168,7 +168,7 @@ async def test_each_form_of_url_reaches_the_store(lab: Lab, form: str) -> None:
     await one_mail_and_its_replay(lab)
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C196")
 async def test_url_that_asks_for_decoded_replies_is_refused_at_the_start(lab: Lab) -> None:
     one = await lab.sidecar(store={"url": f"{lab.store.url}?decode_responses=true"}, ready=False)
     assert await one.wait_exit() == 2
@@ -176,7 +176,7 @@ async def test_url_that_asks_for_decoded_replies_is_refused_at_the_start(lab: La
     assert "Traceback" not in one.log()
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C196")
 async def test_lease_of_exactly_three_store_timeouts_is_accepted(lab: Lab) -> None:
     for timeout_s in (0.4, 0.7):
         routes = {"mail": lab.route(lease=duration(3 * timeout_s))}
@@ -185,7 +185,7 @@ async def test_lease_of_exactly_three_store_timeouts_is_accepted(lab: Lab) -> No
         await one.close()
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C196")
 async def test_two_prefixes_on_one_store_are_two_systems(lab: Lab) -> None:
     await asyncio.gather(lab.sidecar(store={"prefix": "a"}), lab.sidecar(store={"prefix": "b"}))
     key = fresh()
@@ -222,7 +222,7 @@ def spoil(lab: Lab, name: str, how: str) -> None:
         lab.store.command(*(name if word == "NAME" else word for word in command))
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C197")
 async def test_record_that_cannot_be_read_is_unknown_and_nothing_is_sent(lab: Lab) -> None:
     await lab.sidecar({"mail": lab.route(), "resend": lab.route("resend")})
     for number, how in enumerate(SPOILT, 1):
@@ -241,7 +241,7 @@ async def test_record_that_cannot_be_read_is_unknown_and_nothing_is_sent(lab: La
     assert {line["level"] for line in warned} == {"warning"}
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C197")
 async def test_record_spoilt_during_a_flight_costs_no_second_mail_and_the_client_its_answer(lab: Lab) -> None:
     await lab.sidecar({"mail": lab.route(timeout=times(total_s=8))})
     for how in ("string", "version", "missing"):

@@ -27,7 +27,7 @@ def routes(lab: Lab) -> dict[str, Settings]:
     }
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C198")
 async def test_answer_is_replayed_for_its_ttl_from_completion_and_a_replay_prolongs_nothing(shared: Lab) -> None:
     keys = {"/brief/emails": fresh(), "/sends/brief": fresh()}
     begin_s = time.monotonic()
@@ -42,7 +42,7 @@ async def test_answer_is_replayed_for_its_ttl_from_completion_and_a_replay_prolo
         assert shared.count(key) == 2
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C198")
 async def test_each_route_keeps_to_its_own_ttl(shared: Lab) -> None:
     lasting, brief = fresh(), fresh()
     begin_s = time.monotonic()
@@ -55,7 +55,7 @@ async def test_each_route_keeps_to_its_own_ttl(shared: Lab) -> None:
     assert DAY_MS - scaled(30_000) < shared.left_ms(name) < DAY_MS
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C198")
 async def test_unknown_outcome_is_held_for_hold_for_and_not_for_the_ttl(shared: Lab) -> None:
     held, forgotten = fresh(), fresh()
     shared.upstream.script(reset_after_content(), reset_after_content())
@@ -73,7 +73,7 @@ async def test_unknown_outcome_is_held_for_hold_for_and_not_for_the_ttl(shared: 
     assert (shared.count(held), shared.count(forgotten)) == (1, 2)
 
 
-@pytest.mark.case("C???")
+@pytest.mark.case("C198")
 async def test_replay_writes_nothing(shared: Lab) -> None:
     key = fresh()
     await shared.one.send(key)

@@ -68,7 +68,7 @@ async def lose(lab: Lab, key: str, target: str) -> None:
     unknown(await lab.one.send(key, target=target))
 
 
-@pytest.mark.case("C173")
+@pytest.mark.case("C145")
 @pytest.mark.parametrize("target", ["/mail/emails", "/held/emails"])
 async def test_held_key_is_never_sent_again(shared: Lab, target: str) -> None:
     key = fresh()
@@ -80,7 +80,7 @@ async def test_held_key_is_never_sent_again(shared: Lab, target: str) -> None:
     assert shared.count(key) == 1
 
 
-@pytest.mark.case("C174")
+@pytest.mark.case("C146")
 @pytest.mark.parametrize("target", ["/resend/emails", "/sendhq/v1/send"])
 async def test_second_attempt_is_sent_and_its_success_is_stored(shared: Lab, target: str) -> None:
     key = fresh()
@@ -94,7 +94,7 @@ async def test_second_attempt_is_sent_and_its_success_is_stored(shared: Lab, tar
     assert shared.one.log_lines(event="request", outcome="forwarded")[-1]["attempt"] == 2
 
 
-@pytest.mark.case("C175")
+@pytest.mark.case("C147")
 async def test_second_attempt_carries_the_first_ones_key_byte_for_byte(shared: Lab) -> None:
     for first_text, again_text in (('"{}"', "{}"), ("{}", '"{}"'), ('"{}\\"x"', '"{}\\"x"')):
         shared.reset()
@@ -104,7 +104,7 @@ async def test_second_attempt_carries_the_first_ones_key_byte_for_byte(shared: L
         assert keys_of(shared.upstream.requests) == 2 * [first_text.format(key).encode()]
 
 
-@pytest.mark.case("C176")
+@pytest.mark.case("C148")
 async def test_other_credential_than_the_first_attempts_is_held(shared: Lab) -> None:
     key = fresh()
     await lose(shared, key, "/open/emails")
@@ -114,7 +114,7 @@ async def test_other_credential_than_the_first_attempts_is_held(shared: Lab) -> 
     assert shared.count(key) == 2
 
 
-@pytest.mark.case("C177")
+@pytest.mark.case("C149")
 async def test_after_the_window_of_the_provider_nothing_is_sent_again(shared: Lab) -> None:
     within, beyond = fresh(), fresh()
     begin_s = time.monotonic()
@@ -127,7 +127,7 @@ async def test_after_the_window_of_the_provider_nothing_is_sent_again(shared: La
     assert (shared.count(within), shared.count(beyond)) == (2, 1)
 
 
-@pytest.mark.case("C178")
+@pytest.mark.case("C149")
 async def test_window_counts_from_the_first_attempt_not_from_the_last(shared: Lab) -> None:
     key = fresh()
     begin_s = time.monotonic()
@@ -142,7 +142,7 @@ async def test_window_counts_from_the_first_attempt_not_from_the_last(shared: La
     assert shared.count(key) == sent
 
 
-@pytest.mark.case("C179")
+@pytest.mark.case("C150")
 async def test_resend_after_is_told_as_outstanding_until_it_is_over(shared: Lab) -> None:
     key = fresh()
     await lose(shared, key, "/after/emails")
@@ -161,7 +161,7 @@ async def test_resend_after_is_told_as_outstanding_until_it_is_over(shared: Lab)
         busy(await shared.one.send(key, target="/after/emails"))
 
 
-@pytest.mark.case("C180")
+@pytest.mark.case("C151")
 async def test_without_a_provider_key_resend_is_at_least_once_and_counted_apart(shared: Lab) -> None:
     key = fresh()
     counted = await shared.one.metric("sidecar_resends_total", native="no")
@@ -172,7 +172,7 @@ async def test_without_a_provider_key_resend_is_at_least_once_and_counted_apart(
     assert await shared.one.metric("sidecar_resends_total", native="no") == counted + 1
 
 
-@pytest.mark.case("C181")
+@pytest.mark.case("C152")
 async def test_refusal_of_a_later_attempt_proves_nothing_and_is_not_stored(shared: Lab) -> None:
     key, target = fresh(), "/sendhq/v1/send"
     await lose(shared, key, target)
@@ -185,7 +185,7 @@ async def test_refusal_of_a_later_attempt_proves_nothing_and_is_not_stored(share
     stored(third, await shared.one.send(key, target=target))
 
 
-@pytest.mark.case("C182")
+@pytest.mark.case("C152")
 @pytest.mark.parametrize("status", [401, 409, 429, 404])
 async def test_free_answer_of_a_later_attempt_does_not_free_the_key(shared: Lab, status: int) -> None:
     key, target = fresh(), "/resend/emails"
@@ -199,7 +199,7 @@ async def test_free_answer_of_a_later_attempt_does_not_free_the_key(shared: Lab,
     assert shared.count(key) == 2
 
 
-@pytest.mark.case("C183")
+@pytest.mark.case("C153")
 async def test_later_attempt_that_was_not_sent_is_told_as_unknown(shared: Lab) -> None:
     key, target = fresh(), "/resend/emails"
     await lose(shared, key, target)
@@ -211,7 +211,7 @@ async def test_later_attempt_that_was_not_sent_is_told_as_unknown(shared: Lab) -
     assert shared.count(key) == 2
 
 
-@pytest.mark.case("C184")
+@pytest.mark.case("C146")
 async def test_attempts_may_be_lost_again_and_again_and_a_success_ends_it(shared: Lab) -> None:
     key, target = fresh(), "/resend/emails"
     shared.upstream.script(LOST, answer(503), cut_content(), answer(200), answer(200))
@@ -220,7 +220,7 @@ async def test_attempts_may_be_lost_again_and_again_and_a_success_ends_it(shared
     assert keys_of(shared.upstream.requests) == 4 * [key.encode()]
 
 
-@pytest.mark.case("C185")
+@pytest.mark.case("C154")
 async def test_twins_after_an_unknown_outcome_send_once(shared: Lab) -> None:
     key, target = fresh(), "/resend/emails"
     await lose(shared, key, target)
@@ -242,7 +242,7 @@ async def test_twins_after_an_unknown_outcome_send_once(shared: Lab) -> None:
 # `retry`: the sidecar's own attempts inside one reservation.
 
 
-@pytest.mark.case("C186")
+@pytest.mark.case("C155")
 @pytest.mark.parametrize("first", [LOST, answer(503), answer(500), stall(), cut_content()], ids=str)
 async def test_own_attempts_repeat_a_loss_with_the_same_key_where_twins_are_guarded(
     shared: Lab, first: object, request: pytest.FixtureRequest
@@ -255,7 +255,7 @@ async def test_own_attempts_repeat_a_loss_with_the_same_key_where_twins_are_guar
     assert keys_of(shared.upstream.requests) == 2 * [key.encode()]
 
 
-@pytest.mark.case("C187")
+@pytest.mark.case("C155")
 @pytest.mark.parametrize("route", ["again-plain", "again-unguarded"])
 @pytest.mark.parametrize(
     ("first", "status"), [(LOST, 504), (answer(503), 503), (answer(500), 500), (answer(504), 504)], ids=str
@@ -269,7 +269,7 @@ async def test_own_attempts_never_repeat_what_could_be_a_second_mail(
     assert shared.count(key) == 1
 
 
-@pytest.mark.case("C188")
+@pytest.mark.case("C155")
 @pytest.mark.parametrize("status", [200, 400, 401, 409, 422, 429])
 async def test_own_attempts_repeat_no_answer_below_500(shared: Lab, status: int) -> None:
     key = fresh()
@@ -278,7 +278,7 @@ async def test_own_attempts_repeat_no_answer_below_500(shared: Lab, status: int)
     assert shared.count(key) == 1
 
 
-@pytest.mark.case("C189")
+@pytest.mark.case("C156")
 @pytest.mark.parametrize("route", ["again", "again-plain"])
 async def test_own_attempts_repeat_a_refused_connection_anywhere(running: Lab, shared: Lab, route: str) -> None:
     late = await Upstream.start()
@@ -302,7 +302,7 @@ def _native(route: str) -> Settings:
     return {"native": GUARDED} if route == "again" else {}
 
 
-@pytest.mark.case("C190")
+@pytest.mark.case("C157")
 async def test_own_attempts_end_with_the_last_answer_and_stay_one_reservation(shared: Lab) -> None:
     key = fresh()
     opened = asyncio.Event()
@@ -316,7 +316,7 @@ async def test_own_attempts_end_with_the_last_answer_and_stay_one_reservation(sh
     assert shared.state(key) == "unknown"
 
 
-@pytest.mark.case("C191")
+@pytest.mark.case("C157")
 async def test_own_attempt_refused_after_a_loss_leaves_it_unknown(shared: Lab) -> None:
     for first, second in ((LOST, answer(422)), (answer(504), answer(409)), (LOST, answer(429))):
         shared.reset()
@@ -332,7 +332,7 @@ async def test_own_attempt_refused_after_a_loss_leaves_it_unknown(shared: Lab) -
 # The provider's own key.
 
 
-@pytest.mark.case("C192")
+@pytest.mark.case("C147")
 async def test_key_goes_on_under_the_providers_name_and_limit_and_stays_the_same(shared: Lab) -> None:
     for key in (fresh(), fresh().ljust(200, "x")):
         shared.reset()
@@ -347,7 +347,7 @@ async def test_key_goes_on_under_the_providers_name_and_limit_and_stays_the_same
         assert keys_of(shared.upstream.requests) == [key.encode(), f'"{key}"'.encode()]
 
 
-@pytest.mark.case("C193")
+@pytest.mark.case("C149")
 async def test_retry_after_the_providers_window_is_answered_by_us(shared: Lab) -> None:
     key = fresh()
     begin_s = time.monotonic()

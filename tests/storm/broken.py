@@ -104,7 +104,7 @@ BROKEN: dict[str, Broken] = {
         ),
         CUT_OFF.only(
             fates={"accept": 70, "accept-reset": 15, "accept-late": 15}, manners={"patient": 70, "hasty": 30}
-        ).biased(native_share=1, answer_s=0.7),
+        ).biased(native_share=1, answer_s=0.7, tries=16, returns=12),
         frozenset(("replay-changed",)),
     ),
     "replay-of-another-key": Broken(

@@ -18,7 +18,6 @@ from storm.provider import digest
 
 # Far longer than any exchange with its waiting, its attempts and its store time-outs can last.
 PATIENCE_S = 15.0
-TRIES = 7
 # What a client takes for "come back later"; everything else settles its mail, or asks for a person.
 AGAIN = (409, 429, 500, 502, 503, 504)
 
@@ -73,8 +72,8 @@ class Clients:
 
     async def _application(self, one: Mail, rng: random.Random) -> None:
         """Tries until the mail is settled or it has had enough, and comes back now and then to be told again."""
-        more = rng.randint(0, 2)
-        for _ in range(TRIES):
+        more = rng.randint(0, self._mix.returns)
+        for _ in range(self._mix.tries):
             arrival = await self.arrive(one, rng, draw(rng, self._mix.manners))
             settled = arrival.answer is not None and arrival.answer.status not in AGAIN
             if self.over or (settled and not more):

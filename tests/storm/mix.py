@@ -77,6 +77,7 @@ class Mix:
     """Weights by name, and how fast things follow each other.
 
     `workers`: keys under way at once; `twins`: how many clients begin with the same key at once, at most;
+    `tries`: how often a client comes back at most, `returns` of them after it was told the outcome;
     `pause_s`: the longest time between two faults; `fault_s`: the longest time a lasting fault lasts.
     """
 
@@ -85,6 +86,8 @@ class Mix:
     faults: Mapping[str, float] = field(default_factory=lambda: dict(FAULTS))
     workers: int = 40
     twins: int = 3
+    tries: int = 7
+    returns: int = 2
     native_share: float = 0.5
     pause_s: float = 1.2
     fault_s: float = 2.5
