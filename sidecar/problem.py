@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from http import HTTPStatus
 
 from sidecar.config import Route, Shape
 from sidecar.errors import ProblemError
@@ -39,7 +40,7 @@ def render(problem: ProblemError, route: Route | None, help_url: str = "") -> An
     if help_url:
         fields.append((b"Link", b'<%b#%b>; rel="help"' % (help_url.encode("ascii"), problem.slug.encode("ascii"))))
     content = json.dumps(members, ensure_ascii=True).encode("ascii")
-    return Answer(status, REASONS.get(status, b"Problem"), tuple(fields), content)
+    return Answer(status, reason(status), tuple(fields), content)
 
 
 def _provider_words(problem: ProblemError, route: Route | None) -> tuple[int, str]:
@@ -51,19 +52,9 @@ def _provider_words(problem: ProblemError, route: Route | None) -> tuple[int, st
     return problem.status, problem.slug.replace("-", "_")
 
 
-REASONS = {
-    400: b"Bad Request",
-    404: b"Not Found",
-    405: b"Method Not Allowed",
-    408: b"Request Timeout",
-    409: b"Conflict",
-    413: b"Content Too Large",
-    414: b"URI Too Long",
-    417: b"Expectation Failed",
-    422: b"Unprocessable Content",
-    431: b"Request Header Fields Too Large",
-    500: b"Internal Server Error",
-    502: b"Bad Gateway",
-    503: b"Service Unavailable",
-    504: b"Gateway Timeout",
-}
+def reason(status: int) -> bytes:
+    """The reason phrase of a status; that of its class where it has none."""
+    try:
+        return HTTPStatus(status).phrase.encode("ascii")
+    except ValueError:
+        return b"OK" if 200 <= status < 300 else b"Error"
