@@ -4,7 +4,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test coverage lint format types imports check lock image clean
+.PHONY: help demo test test-all coverage lint format types imports check lock image clean
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -23,12 +23,15 @@ INSTALL := $(PIP) install --require-hashes --only-binary :all:
 CANDIDATES := $(if $(PYTHON),"$(PYTHON)",python3 python3.14 python3.13 python3.12 python3.11)
 
 help: ## This list
-	@sed -n 's/^\([a-z]*\):.*## /\1	/p' Makefile | while IFS='	' read -r name text; do printf '  %-10s %s\n' "$$name" "$$text"; done
+	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile | while IFS='	' read -r name text; do printf '  %-10s %s\n' "$$name" "$$text"; done
 
 demo: $(VENV)/.runtime ## The one-minute story: retries, a lost answer and twins end as one mail
 	@$(PY) -m sidecar demo
 
-test: $(VENV)/.test ## All tests
+test: $(VENV)/.test ## All tests but the slow ones
+	@$(PY) -m pytest -m "not slow" $(ARGS)
+
+test-all: $(VENV)/.test ## All tests, the slow ones too
 	@$(PY) -m pytest $(ARGS)
 
 coverage: $(VENV)/.test ## All tests, and which lines no test reached

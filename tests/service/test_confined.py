@@ -97,12 +97,8 @@ class WithoutIpv6(Sidecar):
     def healthcheck(self, address: str) -> int:
         """The exit code of `sidecar healthcheck`, run in the same network against another address."""
         file = self.directory / "check.yaml"
-        file.write_text(self.file.read_text().replace("localhost:8026", address))
-        enter = (
-            ["nsenter", "-t", str(self.pid), "-n"]
-            if os.geteuid() == 0
-            else ["nsenter", "-t", str(self.pid), "-U", "-n"]
-        )
+        file.write_text(self.file.read_text().replace("localhost:8026", f"'{address}'"))
+        enter = ["nsenter", "-t", str(self.pid), *([] if os.geteuid() == 0 else ["-U"]), "-n"]
         command = [*enter, sys.executable, "-m", "sidecar", "healthcheck", "-c", str(file)]
         return subprocess.run(command, env=ENVIRONMENT, capture_output=True).returncode
 

@@ -125,7 +125,8 @@ class Faults:
             await one.kill()
         else:
             self.exits[code] += 1
-            if code not in ((-9,) if signal.SIGKILL in signals else (0, 1)):
+            # A process that has not begun to listen, or has just ended, has no handler for SIGTERM.
+            if code not in ((-9,) if signal.SIGKILL in signals else (0, 1, -15)):
                 self._history.faults_of_ours.append(f"exit code {code} after {asked}")
         await asyncio.sleep(some_s(rng, 0.0, 0.5))
         await one.run(ready=False)

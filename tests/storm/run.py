@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import random
 import re
 import shutil
+import socket
 import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
@@ -39,6 +41,8 @@ SIDECARS = 3
 # How often a run that is to stop at its first finding asks the judge, and every run looks for keys without an expiry.
 LOOK_S = 1.0
 QUIET_S = 20.0
+# Below the range from which Linux and macOS take the ports of outgoing connections.
+STEADY_PORTS = (15_000, 30_000)
 # Lines of a sidecar's log that say that something happened which nobody foresaw.
 FAULTS_OF_OURS = ("arrival-failed", "exchange-failed", "library")
 
@@ -98,6 +102,15 @@ def config(upstream: Upstream, front: StoreProxy) -> Settings:
     }
 
 
+def steady_port() -> int:
+    """A free port of those that the system gives nobody by itself: what listens there may end and come back."""
+    while True:
+        port = random.randrange(*STEADY_PORTS)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
 class Storm:
     """A run and everything it stands on."""
 
@@ -134,12 +147,12 @@ class Storm:
     async def _built(self) -> AsyncIterator[tuple[Clients, Faults, Provider]]:
         directory = self.keep or Path(tempfile.mkdtemp(prefix="storm-"))
         upstream = await Upstream.start()
+        self.store.port = steady_port()
         self.store.start()
         try:
             for number in range(SIDECARS):
                 self.fronts.append(await StoreProxy.start(self.store))
-                made = Sidecar(directory / f"sidecar-{number}", config(upstream, self.fronts[number]), self.env)
-                self.sidecars.append(made)
+                self.sidecars.append(self._sidecar(directory, number, config(upstream, self.fronts[number])))
             await asyncio.gather(*(one.run() for one in self.sidecars))
             provider = Provider(upstream, self.history, self.mix, self.seed)
             clients = Clients([one.base for one in self.sidecars], self.history, self.mix, self.seed)
@@ -159,6 +172,13 @@ class Storm:
             self.store.remove()
             if self.keep is None:
                 shutil.rmtree(directory, ignore_errors=True)
+
+    def _sidecar(self, directory: Path, number: int, settings: Settings) -> Sidecar:
+        made = Sidecar(directory / f"sidecar-{number}", settings, self.env)
+        made.port, made.admin_port = steady_port(), steady_port()
+        made.base, made.admin = f"http://127.0.0.1:{made.port}", f"http://127.0.0.1:{made.admin_port}"
+        made.write_config(settings)
+        return made
 
     # The storm.
 
