@@ -60,6 +60,7 @@ def check(config: Config, judged: Iterable[Judged], top: Layers, findings: Findi
     _mounts(judged, findings)
     _listeners(config, judged, top, findings)
     _admin(config, top, warn)
+    _store(config, top, findings, warn)
     return list(warnings)
 
 
@@ -242,6 +243,19 @@ def _admin(config: Config, top: Layers, warn: Where) -> None:
             "`admin.listen` is not on loopback and `admin.token` is empty: "
             "only /livez, /readyz and /metrics are served there",
         )
+
+
+def _store(config: Config, top: Layers, findings: Findings, warn: Where) -> None:
+    store = config.store
+    if top.broken("store.url"):
+        return
+    if store.replicas and store.url.startswith("embedded:"):
+        findings.add(
+            top.where("store.replicas"),
+            "`store.replicas`: the embedded store has no replicas, so nothing could be reserved: leave it at 0",
+        )
+    if store.ca and not store.url.startswith("rediss"):
+        warn(top.where("store.ca"), "`store.ca` has no effect without rediss://")
 
 
 def grace_s(config: Config) -> float:

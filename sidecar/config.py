@@ -154,7 +154,7 @@ class Admin:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """`store:`. `url` is `embedded:DIR`, `redis://...` or `unix://...`; `timeout_s` bounds one command, a repeat included."""
+    """`store:`. `url`: see `address.py`, or `embedded:DIR`; `timeout_s` bounds one command, a repeat included."""
 
     url: str = "embedded:./data"
     prefix: str = "sidecar"
@@ -162,6 +162,7 @@ class Store:
     replicas: int = 0
     strict: bool = False
     memory_bytes: int = 256 * MIB
+    ca: str = ""
 
 
 @dataclass(frozen=True, slots=True)

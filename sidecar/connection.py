@@ -44,6 +44,9 @@ class Home(Protocol):
 
     keepalive_s: float
 
+    def opened(self, connection: Connection) -> None:
+        """It is open."""
+
     def give(self, connection: Connection, now: float) -> None:
         """It is idle from `now` on."""
 
@@ -69,6 +72,7 @@ class Connection(asyncio.Protocol):
         "_transport",
         "_writable",
         "_writing_paused",
+        "gone",
         "idle_until",
     )
 
@@ -81,8 +85,9 @@ class Connection(asyncio.Protocol):
         self._poll.register(sock, select.POLLIN)  # FIN, RST and unread bytes: all of them show
         self._transport: asyncio.Transport
         self._tls = tls
-        self._secured: asyncio.Future[None] | None = None  # while the handshake runs
+        self._secured: asyncio.Future[None] | None = None  # done when the handshake is
         self._reader: Reader | None = None
+        self.gone = False  # the transport has closed its socket, or does so next
         self._reading_paused = False
         self._writing_paused = False
         self._writable: asyncio.Future[None] | None = None
@@ -98,7 +103,10 @@ class Connection(asyncio.Protocol):
         """
         if self._secured is not None:
             await self._secured
-            self._secured = None
+
+    @property
+    def _shaking(self) -> bool:
+        return self._secured is not None and not self._secured.done()
 
     # Is it fit for a request?
 
@@ -217,17 +225,20 @@ class Connection(asyncio.Protocol):
         """
         self._reader = None
         self.resume_reading()
-        if not keep or self._transport.get_write_buffer_size():
-            self.close()
-            return
         now = self._loop.time()
-        own = self._home.keepalive_s
-        idle_s = own if keep_s is None else min(own, keep_s - KEEP_MARGIN_S)
+        own_s = self._home.keepalive_s
+        idle_s = own_s if keep_s is None else min(own_s, keep_s - KEEP_MARGIN_S)
         self.idle_until = min(now + idle_s, self._age_limit)
-        self._home.give(self, now)
+        if keep and now < self.idle_until and not self._transport.get_write_buffer_size():
+            self._home.give(self, now)
+        else:
+            self.close()
 
     def close(self) -> None:
-        """End in good order: what was written still leaves, TLS says good-bye."""
+        """End in good order, TLS with a good-bye; at once where the upstream does not take what was written."""
+        if self._transport.get_write_buffer_size():
+            self.abort()
+            return
         self._reader = None
         if self._tls is not None and not self.closing:
             self._tls.good_bye()
@@ -248,41 +259,40 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """TCP stands; TLS begins."""
         self._transport = cast(asyncio.Transport, transport)
+        self._home.opened(self)
         if self._tls is not None:
             self._secured = self._loop.create_future()
-            self._shake(b"")
+            self._shake(self._tls, self._secured, b"")
 
     def data_received(self, data: bytes) -> None:
         """Bytes from the network."""
-        if self._secured is not None:
-            self._shake(data)
-        elif self._tls is not None:
-            self._unseal(self._tls, data)
-        else:
+        if self._tls is None:
             self._hand_on(data)
+        elif self._secured is not None and not self._secured.done():
+            self._shake(self._tls, self._secured, data)
+        else:
+            self._unseal(self._tls, data)
 
-    def _shake(self, data: bytes) -> None:
-        tls, secured = self._tls, self._secured
-        if tls is None or secured is None or secured.done():
-            return
+    def _shake(self, tls: Tls, secured: asyncio.Future[None], data: bytes) -> None:
         try:
-            if tls.shake(data):
-                secured.set_result(None)
-        except ssl.SSLError as exc:
-            _fail(secured, exc)
-        self._flush(tls)
-
-    def _unseal(self, tls: Tls, data: bytes) -> None:
-        try:
-            plain = tls.decrypt(data)
+            done = tls.shake(data)
         except ssl.SSLError as exc:
             self._flush(tls)
-            self._break(exc)
+            _fail(secured, exc)
             return
+        self._flush(tls)
+        if done:
+            secured.set_result(None)
+            self._unseal(tls, b"")  # what came with the last step: tickets, or an end already
+
+    def _unseal(self, tls: Tls, data: bytes) -> None:
+        plain = tls.decrypt(data)
         self._flush(tls)
         if plain:
             self._hand_on(plain)
-        if tls.ended:
+        if tls.failed is not None:
+            self._break(tls.failed)
+        elif tls.ended:
             self._end()
 
     def _flush(self, tls: Tls) -> None:
@@ -320,6 +330,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It is gone, for whatever reason."""
+        self.gone = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -337,7 +348,7 @@ class Connection(asyncio.Protocol):
 
         Both loops call `connection_lost` while the socket is open.
         """
-        while self._reader is not None or self._secured is not None:
+        while self._reader is not None or self._shaking:
             try:
                 data = self._socket.recv(RESCUE_BYTES)
             except OSError:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import functools
 import socket
 import ssl
 from collections.abc import Sequence
@@ -59,7 +60,7 @@ class Dialer:
         self._pool = pool
 
     async def open(self, deadline: float) -> Connection:
-        """A new connection, ready to be written to, nothing written on it.
+        """A new connection, nothing written on it, and fit for it until the next loop turn.
 
         `deadline`: loop time; names, TCP and TLS together have until then.
 
@@ -79,7 +80,7 @@ class Dialer:
             raise NotSentError(_reason(exc)) from exc
 
     async def _connect(self, addresses: Sequence[AddrInfoType], deadline: float) -> Connection:
-        """Try all addresses; where one accepts and fails in TLS, go on with the others."""
+        """Try all addresses; where one accepts, and hangs up or fails in TLS, go on with the others."""
         untried = list(addresses)
         failed: Exception | None = None
         while untried:
@@ -89,7 +90,7 @@ class Dialer:
                     untried,
                     happy_eyeballs_delay=ATTEMPT_DELAY_S,
                     interleave=1,
-                    socket_factory=lambda address, tried=tried: _socket(address, tried),  # type: ignore[misc]
+                    socket_factory=functools.partial(_socket, tried),
                 )
             except (OSError, RuntimeError) as exc:
                 if failed is None:
@@ -113,18 +114,23 @@ class Dialer:
         except BaseException:
             sock.close()
             raise
+        if connection.gone:
+            # Reset within the first loop turns: uvloop 0.23 has closed the descriptor and takes hold of the socket
+            # only now. Left alone, the socket's end would close the same number again, somebody else's by then.
+            sock.detach()
         try:
             # An address that accepts and then says nothing has its share of the time, not all of it.
             async with asyncio.timeout((deadline - loop.time()) / (others + 1)):
                 await connection.ready()
+            if not connection.fit_when_new():
+                raise ConnectionResetError
         except BaseException:
             connection.close()
             raise
-        self._pool.opened(connection)
         return connection
 
 
-def _socket(address: AddrInfoType, tried: dict[socket.socket, AddrInfoType]) -> socket.socket:
+def _socket(tried: dict[socket.socket, AddrInfoType], address: AddrInfoType) -> socket.socket:
     """A socket for `address`, noted in `tried`: once it is reset, it no longer knows its peer itself."""
     family, kind, protocol, _, _ = address
     sock = socket.socket(family, kind, protocol)
@@ -142,7 +148,7 @@ def _reason(exc: Exception) -> str:
             return "dns_error"
         case OSError(errno=int(number)):
             return REASONS.get(number, "destination_unavailable")
-        case ConnectionError():  # the loop's own, without a number: closed during the handshake
+        case ConnectionError():  # the loop's own, without a number: closed before we wrote anything
             return "connection_terminated"
         case _:  # several addresses, each with a failure of its own
             return "destination_unavailable"

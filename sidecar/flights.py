@@ -220,7 +220,9 @@ class Flights:
                 return Renewal.STALE
             asked_at_s = running_s()
             try:
-                renewal = await self._store.renew(flight.claim)
+                # Until the first byte is written the lease is what allows it: there a primary that was replaced
+                # and does not know it yet must not be believed.
+                renewal = await self._store.renew(flight.claim, confirmed=not flight.begun)
             except StoreError as exc:
                 # It may be applied later, even behind a release: see _end.
                 flight.doubtful = flight.doubtful or exc.applied is None

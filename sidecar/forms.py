@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 from ipaddress import ip_address
 
+from sidecar.address import parse
 from sidecar.config import STATUSES_2XX, Address, Origin
 from sidecar.paths import normalise
 from sidecar.values import TOKEN
@@ -20,8 +21,6 @@ ORIGIN = re.compile(r"(https?)://(\[[0-9A-Fa-f:.]+\]|[^\[\]:/?#@]+)(?::(\d{1,5})
 VISIBLE = re.compile(r"[!-~]+")
 # `sun_path` has 108 bytes on Linux, one of them for the NUL at its end.
 MAX_SOCKET_PATH_BYTES = 107
-
-LATER_STORES = ("rediss", "redis+sentinel", "redis+cluster")
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,19 +200,14 @@ def key_pattern(text: str) -> str:
 
 
 def store_url(text: str) -> str:
-    """`embedded:DIR`, `redis://...` or `unix://...`."""
+    """`embedded:DIR`, or the URL of a store that others run (`address.py`)."""
     scheme, _, rest = text.partition(":")
-    if scheme == "embedded" and rest:
+    if scheme == "embedded":
+        if not rest:
+            raise ValueError("has no directory after `embedded:`")
         return text
-    if scheme in LATER_STORES:
-        raise ValueError(f"is refused, this version does not have {scheme}://: use embedded:DIR, redis:// or unix://")
-    if scheme == "redis" and re.fullmatch(
-        r"//(?:[^@/?#]*@)?(?:\[[0-9A-Fa-f:.]+\]|[^:@/?#\[\]]+)(?::\d{1,5})?(?:/\d*)?", rest
-    ):
-        return text
-    if scheme == "unix" and re.fullmatch(r"//(?:[^@/?#]*@)?/[^?#]+(?:\?[^#]*)?", rest):
-        return text
-    raise ValueError("is not a store: write embedded:DIR, redis://host:port/0 or unix:///path/of/the.sock")
+    parse(text)
+    return text
 
 
 def visible(text: str) -> str:

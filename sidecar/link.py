@@ -1,6 +1,6 @@
 """One connection to the store, in full duplex: many commands under way, one write per turn of the loop.
 
-redis-py connects (address, AUTH, HELLO) and parses; here commands wait for their replies in order. A command
+redis-py connects (`reach.py`) and parses; here commands wait for their replies in order. A command
 past its time drops the connection, since the replies behind it could no longer be told apart; what was written
 by then may have been applied, may be applied later, or never: `StoreError.applied` is None.
 """
@@ -19,6 +19,7 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import RedisError, ResponseError
 
 from sidecar.errors import StoreError
+from sidecar.reach import clause, drop
 
 Reply = Any
 Argument = bytes | str | int
@@ -40,12 +41,12 @@ class Link:
 
     def __init__(
         self,
-        connect: Callable[[], AbstractConnection],
+        connect: Callable[[], Awaitable[AbstractConnection]],
         *,
         timeout_s: float,
         ready: Callable[[Link], Awaitable[None]],
     ) -> None:
-        """`connect` makes a fresh, unconnected redis-py connection.
+        """`connect` makes a fresh redis-py connection that stands, or raises StoreError, in bounded time.
 
         `ready` runs over each new connection before any waiting command, by calls with `now=True`; its
         StoreError means that the store cannot be used yet, and the link tries again.
@@ -117,12 +118,7 @@ class Link:
 
     async def _live(self) -> None:
         """One connection, from its first byte to its end. Raises StoreError where it could not be made ready."""
-        connection = self._connect()
-        try:
-            async with asyncio.timeout(max(self._timeout_s, 1.0)):
-                await connection.connect()  # type: ignore[no-untyped-call]  # redis-py types it not
-        except (RedisError, OSError, TimeoutError) as exc:
-            raise StoreError(_clause(exc), applied=False) from exc
+        connection = await self._connect()
         self._connection = connection
         self._broken = asyncio.get_running_loop().create_future()
         tasks = [
@@ -167,11 +163,7 @@ class Link:
         self._fail(self._making, self.trouble or "the connection ended", applied=False)
         self._fail(self._written, self.trouble or "the connection ended", applied=None)
         if connection is not None:
-            try:
-                async with asyncio.timeout(1.0):
-                    await connection.disconnect(nowait=True)
-            except (RedisError, OSError, TimeoutError):
-                pass  # it is gone, which is what was asked for
+            await drop(connection)
 
     @staticmethod
     def _fail(commands: deque[_Command], reason: str, *, applied: bool | None) -> None:
@@ -201,7 +193,7 @@ class Link:
                 packed = connection.pack_commands([command.arguments for command in taken])
                 await connection.send_packed_command(packed, check_health=False)
         except (RedisError, OSError, TimeoutError) as exc:
-            self._break(_clause(exc))
+            self._break(clause(exc))
 
     async def _read(self, connection: AbstractConnection) -> None:
         try:
@@ -218,7 +210,7 @@ class Link:
                 if not command.reply.done():
                     command.reply.set_result(reply)
         except (RedisError, OSError, TimeoutError) as exc:
-            self._break(_clause(exc))
+            self._break(clause(exc))
 
     def _expire_at(self, deadline_s: float) -> None:
         if self._timer is not None:
@@ -249,6 +241,6 @@ class Link:
         return kept
 
 
-def _clause(exc: BaseException) -> str:
-    """One clause about a fault, for the log and /readyz: the library's text, without line breaks."""
-    return " ".join(str(exc).split()) or type(exc).__name__
+def unheeded(reply: asyncio.Future[Reply]) -> None:
+    """Let a call end as it will: nobody waits for its reply."""
+    reply.add_done_callback(lambda done: done.cancelled() or done.exception())

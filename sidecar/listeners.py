@@ -1,4 +1,8 @@
-"""The sockets a listener needs: one per address family, or a unix socket. Binds; serves nothing."""
+"""The sockets a listener needs: one per address family, or a unix socket. Binds; serves nothing.
+
+Workers have them from their supervisor, which binds each address once and keeps every socket open: a client that is
+queued where a worker ended is let in by another worker, or by its successor, instead of being reset.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,88 @@ import ipaddress
 import os
 import socket
 import stat
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 
-from sidecar.config import Address
+from sidecar.config import Address, Config
 from sidecar.errors import StartError
 
 BACKLOG = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An address of the data plane and what listens there: for each family one socket, or one for each worker.
+
+    `own`: it is a route's own.
+    """
+
+    address: Address
+    own: bool
+    sockets: tuple[tuple[socket.socket, ...], ...]
+
+
+class Listening:
+    """Binds the addresses of one process, and knows which files it leaves behind."""
+
+    def __init__(self, report: Callable[[str], None]) -> None:
+        """`report` takes one sentence for the log."""
+        self._report = report
+        self._unix: list[str] = []
+
+    def bind(self, address: Address) -> list[socket.socket]:
+        """See `bind`. Raises: StartError naming the address."""
+        made = bind(address, self._report)
+        if address.unix:
+            self._unix.append(address.unix)
+        return made
+
+    def places(self, config: Config, workers: int = 1) -> Iterator[Place]:
+        """Everything the data plane listens at, bound. Raises: StartError naming the address."""
+        told = [(address, False) for address in config.listen]
+        told += [(address, True) for route in config.routes for address in route.listen]
+        for address, own in told:
+            yield Place(address, own, tuple(tuple(spread(made, workers)) for made in self.bind(address)))
+
+    def remove(self) -> None:
+        """Remove the files of the unix sockets that were bound here."""
+        for path in self._unix:
+            with suppress(OSError):
+                os.unlink(path)
+        self._unix = []
+
+
+def spread(made: socket.socket, workers: int) -> list[socket.socket]:
+    """Sockets at the address of `made`, itself the first, one for each worker: the kernel deals the clients out.
+
+    With one socket for all, whoever wakes first takes most of a burst, and keeps it for as long as clients keep their
+    connections. Where the kernel does not deal (unix sockets, and elsewhere than on Linux) `made` alone serves all.
+    """
+    if workers == 1 or made.family == socket.AF_UNIX or sys.platform != "linux":
+        return [made]
+    group = [made]
+    name = made.getsockname()
+    try:
+        # Only now that it listens: who binds the address later, another sidecar say, must not join unasked, and finds
+        # it in use.
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        for _ in range(workers - 1):
+            more = socket.socket(made.family, socket.SOCK_STREAM)
+            group.append(more)
+            more.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            more.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            if made.family == socket.AF_INET6:
+                more.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            more.bind(name)
+            more.listen(BACKLOG)
+            more.setblocking(False)
+    except OSError:
+        for more in group[1:]:
+            more.close()
+        return [made]
+    return group
 
 
 def bind(address: Address, report: Callable[[str], None]) -> list[socket.socket]:

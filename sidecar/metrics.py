@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -43,11 +43,13 @@ HISTOGRAMS = {
     "sidecar_store_seconds": ("One command to the store, by script.", ("script",)),
 }
 GAUGES = {
-    "sidecar_outstanding": "Requests under way in this process.",
+    "sidecar_outstanding": "Requests under way.",
     "sidecar_unsettled": "Exchanges whose last word the store has not taken yet.",
     "sidecar_waiting": "Arrivals that wait for the first request under their key.",
     "sidecar_content_bytes": "Content held in memory.",
     "sidecar_store_restarts": "Restarts of the embedded store's server since this process began.",
+    "sidecar_workers": "Workers that serve, where there is more than one.",
+    "sidecar_worker_restarts": "Restarts of workers since the sidecar began, where there is more than one.",
     "sidecar_store_up": "Whether the store serves: 1 or 0.",
     "sidecar_ready": "Whether this sidecar is ready: 1 or 0.",
 }
@@ -86,6 +88,41 @@ class Metrics:
         for (route, outcome), number in self.counters["sidecar_requests"].items():
             totals.setdefault(route, {})[outcome] = number
         return totals
+
+    # Over several processes.
+
+    def snapshot(self) -> dict[str, Any]:
+        """Counters and histograms as JSON takes them, for `add` in another process.
+
+        Durations are whole microseconds: sums of floats may come out smaller when they are added in another order,
+        and a counter that goes back by a hair counts as one that began anew.
+        """
+        return {
+            "counters": {name: [[*labels, number] for labels, number in one.items()] for name, one in self._counted()},
+            "histograms": {
+                name: {label: [round(one.total_s * 1e6), *one.counts] for label, one in family.items()}
+                for name, family in self.histograms.items()
+            },
+        }
+
+    def _counted(self) -> Iterator[tuple[str, Counter[tuple[str, ...]]]]:
+        return ((name, counter) for name, counter in self.counters.items() if counter)
+
+    def add(self, snapshot: Mapping[str, Any]) -> None:
+        """Add what another process of the same version has counted.
+
+        Raises: KeyError for a name that is not declared.
+        """
+        for name, rows in snapshot["counters"].items():
+            for *labels, number in rows:
+                self.counters[name][tuple(labels)] += number
+        for name, family in snapshot["histograms"].items():
+            for label, (total_us, *counts) in family.items():
+                histogram = self.histograms[name].setdefault(label, Histogram())
+                histogram.counts = [mine + more for mine, more in zip(histogram.counts, counts, strict=True)]
+                histogram.total_s = (round(histogram.total_s * 1e6) + total_us) / 1e6
+
+    # For a scrape.
 
     def render(self) -> bytes:
         """The text exposition of all metrics."""

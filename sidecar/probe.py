@@ -12,8 +12,8 @@ import socket
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
+from sidecar.address import Account, Kind, parse
 from sidecar.config import Address, Config, Route
 from sidecar.errors import SidecarError
 
@@ -172,45 +172,56 @@ def upstream(route: Route) -> None:
     try:
         with socket.create_connection((origin.host, origin.port), clock.left_s()) as connection:
             if origin.scheme == "https":
-                _greet(connection, route, clock)
+                _wrap(connection, route.ca, origin.host, clock).close()
     except OSError as exc:
         raise ProbeError(_reason(exc)) from exc
 
 
-def _greet(connection: socket.socket, route: Route, clock: _Clock) -> None:
+def _wrap(connection: socket.socket, ca: str, host: str, clock: _Clock) -> socket.socket:
     import ssl
 
-    context = ssl.create_default_context(cafile=route.ca or None)
+    context = ssl.create_default_context(cafile=ca or None)
     connection.settimeout(clock.left_s())
-    with context.wrap_socket(connection, server_hostname=route.upstream.host):
-        pass
+    return context.wrap_socket(connection, server_hostname=host)
 
 
 def store(config: Config) -> bool:
-    """PING the store; False for an embedded one, which runs only while the sidecar does.
+    """PING the store: one sentinel, or one node of a cluster, is enough.
+
+    False for an embedded one, which runs only while the sidecar does.
 
     Raises: ProbeError; its text holds no part of the URL.
     """
     if config.store.url.startswith("embedded:"):
         return False
-    parts = urlsplit(config.store.url)
+    found = parse(config.store.url)
+    account = found.asked if found.kind is Kind.SENTINEL else found.account
+    fault = ProbeError("it has no address")
+    for where in found.hosts:
+        try:
+            _ping(config, where, account, tls=found.tls)
+        except ProbeError as exc:
+            fault = exc
+        else:
+            return True
+    raise fault
+
+
+def _ping(config: Config, where: Address, account: Account, *, tls: bool) -> None:
     clock = _Clock(config.store.timeout_s)
-    if parts.scheme == "unix":
-        address = Address(unix=unquote(parts.path))
-    else:
-        address = Address(host=parts.hostname or "", port=parts.port or 6379)
     try:
-        with _connect(address, clock) as connection:
-            for command in _commands(parts.username, parts.password):
-                _ask(connection, command, clock)
+        with _connect(where, clock) as plain:
+            connection = _wrap(plain, config.store.ca, where.host, clock) if tls else plain
+            with connection:
+                for command in _commands(account.user, account.password):
+                    _ask(connection, command, clock)
     except OSError as exc:
         raise ProbeError(_reason(exc)) from exc
-    return True
 
 
-def _commands(user: str | None, password: str | None) -> Iterator[tuple[str, ...]]:
+def _commands(user: str, password: str) -> Iterator[tuple[str, ...]]:
     if password:
-        yield ("AUTH", *([unquote(user)] if user else []), unquote(password))
+        yield ("AUTH", *([user] if user else []), password)
     yield ("PING",)
 
 

@@ -32,8 +32,9 @@ from sidecar.flights import Flights
 from sidecar.intake import AWAY_S, Taken, of_this_request, take, too_large
 from sidecar.key import Key
 from sidecar.logline import Log
-from sidecar.message import Fields, connection_options, first
+from sidecar.message import Fields, connection_options, first, values
 from sidecar.metrics import Metrics
+from sidecar.pairs import Pair
 from sidecar.passing import pass_through
 from sidecar.problem import render
 from sidecar.protected import Protected
@@ -223,13 +224,31 @@ class Proxy:
         names = discriminators(match)
         key = keys.find(match.route, arrival.inbound.fields)
         taken = await self._take(arrival, match.route, key, names)
-        found = {name: taken.watched[name.decode()] for name in names if name.decode() in taken.watched}
-        send = discriminated(match, found)
+        send = await self._meant(arrival, match, taken)
         if send is None:
             arrival.outcome = Outcome.PASSED
             await self._pass(arrival, taken.content)
         else:
             await self._send(arrival, match.route, send, key, taken)
+
+    @staticmethod
+    async def _meant(arrival: Arrival, match: Match, taken: Taken) -> Send | None:
+        """The send that query or content name, however they spell it; where the content cannot be read, the first."""
+        found = {name: taken.watched.get(name.decode(), b"") for name in discriminators(match)}
+        send = discriminated(match, found)
+        if send is not None:
+            return send
+        for send in match.sends:
+            assert send.discriminator is not None
+            pair = Pair(*send.discriminator)
+            if any(pair.stands_in([match.query])):
+                return send
+            for stands in pair.stands_in(taken.content.pieces()):
+                if stands:
+                    return send
+                await asyncio.sleep(0)
+        coded = values(arrival.inbound.fields, b"content-encoding")
+        return match.sends[0] if coded and coded != [b"identity"] else None
 
     async def _send(self, arrival: Arrival, route: Route, send: Send, key: Key | None, taken: Taken) -> None:
         try:

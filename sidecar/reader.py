@@ -61,6 +61,7 @@ def _read(data: bytes, path: str, environ: Mapping[str, str]) -> Config:
         limits=top.fill(Limits, "limits."),
         source=path,
     )
+    _certificates(top, findings, "store.ca")
     warnings = check(config, judged, top, findings)
     findings.settle()
     return dataclasses.replace(config, warnings=tuple(warnings))
@@ -94,8 +95,8 @@ def _preset(layers: Layers, findings: Findings) -> Preset:
     return Preset(name, name, "", (), {}, failed, Place(1, 1))
 
 
-def _certificates(layers: Layers, findings: Findings) -> None:
-    path = layers.get("ca", "")
+def _certificates(layers: Layers, findings: Findings, name: str = "ca") -> None:
+    path = layers.get(name, "")
     if not path:
         return
     import ssl  # late: `healthcheck` reads the configuration every few seconds, and most have no `ca`
@@ -103,6 +104,6 @@ def _certificates(layers: Layers, findings: Findings) -> None:
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
     except ssl.SSLError:
-        findings.add(layers.where("ca"), "`ca`: the file holds no certificates in PEM form")
+        findings.add(layers.where(name), f"`{name}`: the file holds no certificates in PEM form")
     except OSError:
-        findings.add(layers.where("ca"), "`ca`: the file cannot be read")
+        findings.add(layers.where(name), f"`{name}`: the file cannot be read")

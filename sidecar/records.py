@@ -12,11 +12,10 @@ import re
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from sidecar.config import Policy, Route
 from sidecar.errors import OperatorError, Refusal
-from sidecar.flights import Flights
 from sidecar.ledger import PARTS, Ledger, Part, nobody
 from sidecar.message import Answer, RecordId
 from sidecar.record import Settled, Settlement, Shown, State
@@ -37,6 +36,23 @@ LOOKED_AT = 1000
 IN_ONE_GO = 2000
 # Entries that left their list longer ago have no record any more, whatever our clock and the server's differ.
 HOUR_MS = 3_600_000
+
+
+class Underway(Protocol):
+    """An attempt whose outcome the store has not been told."""
+
+    @property
+    def claim(self) -> Claim:
+        """What it says of itself."""
+        ...
+
+
+class Running(Protocol):
+    """The attempts of this sidecar: `flights.Flights`, or what the workers say of theirs."""
+
+    def get(self, record: RecordId) -> Underway | None:
+        """The one under a record, if there is one."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -152,7 +168,7 @@ class Records:
     """Everything an operator may ask and say about records."""
 
     def __init__(
-        self, ledger: Ledger, flights: Flights, *, routes: Callable[[], Mapping[str, Route]], wall_ms: Callable[[], int]
+        self, ledger: Ledger, flights: Running, *, routes: Callable[[], Mapping[str, Route]], wall_ms: Callable[[], int]
     ) -> None:
         """`routes`: those in force, by name. `wall_ms`: the wall clock, for what left its list long ago alone."""
         self._ledger = ledger

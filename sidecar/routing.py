@@ -7,12 +7,12 @@ bytes, but for the prefix of the route, which is taken off however it was spelt.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sidecar.config import Address, Config, Route, Send
 from sidecar.errors import Outcome, ProblemError
-from sidecar.paths import SPECIAL, fold, join, readings
+from sidecar.paths import SPECIAL, fold, join, normalise, readings
 
 # Anything else in a target is either an attack on a parser behind us or a fragment, which no client sends
 # (RFC 9112 section 3.2: the target is a URI reference without one).
@@ -43,10 +43,15 @@ def discriminators(match: Match) -> frozenset[bytes]:
 
 
 def discriminated(match: Match, found: Mapping[bytes, bytes]) -> Send | None:
-    """The send that is meant, given the values of `discriminators` that were found; None: it passes through."""
+    """The send that is meant, given the values of `discriminators` that were found; None: none of them says so.
+
+    Several values of one name are joined by commas: any of them counts, since servers take the first or the last.
+    """
     for send in match.sends:
-        if send.discriminator and found.get(send.discriminator[0]) == send.discriminator[1]:
-            return send
+        if send.discriminator:
+            name, value = send.discriminator
+            if value in found.get(name, b"").split(b","):
+                return send
     return next((send for send in match.sends if not send.discriminator), None)
 
 
@@ -131,7 +136,7 @@ class Router:
             target=mount.before + rest + mark + query,
             path=path,
             query=query,
-            sends=self._matching(mount.route, method, rest, path),
+            sends=self._matching(mount, method, rest, path),
         )
 
     def _asterisk(self, listener: Address | None, host: bytes | None, method: bytes) -> Match:
@@ -156,14 +161,17 @@ class Router:
             "`sidecar check` prints the routes; the base URL must hold the route's path.",
         )
 
-    def _matching(self, route: Route, method: bytes, rest: bytes, path: bytes) -> tuple[Send, ...]:
-        sends = self._sends[route.name]
+    def _matching(self, mount: _Mount, method: bytes, rest: bytes, path: bytes) -> tuple[Send, ...]:
+        sends = self._sends[mount.route.name]
         found = sends.matching(method, path)
         if found or not SPECIAL.search(rest):
             return found
-        # We are stricter here than the normal form: the provider may read a spelling otherwise than we do.
-        others: Iterable[bytes] = sorted(readings(rest))
-        return next((matching for other in others if (matching := sends.matching(method, other))), ())
+        # We are stricter here than the normal form: the provider may read a spelling otherwise than we do. It reads
+        # the upstream's own path with it, which dot segments may leave and enter again.
+        before, whole = mount.before, mount.before + rest
+        others = sorted({normalise(whole), *readings(whole)})
+        inside = (other[len(before) :] for other in others if other.startswith(before + b"/"))
+        return next((matching for other in inside if (matching := sends.matching(method, other))), ())
 
 
 def _malformed(detail: str) -> ProblemError:

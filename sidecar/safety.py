@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from sidecar.errors import StartError
@@ -12,8 +12,10 @@ Ask = Callable[..., Awaitable[Any]]
 OLDEST = (6, 2)
 
 
-async def unsafe(ask: Ask, report: Callable[[str], None]) -> tuple[str, ...]:
+async def unsafe(ask: Ask, report: Callable[[str], None], replicas: int = 0) -> tuple[str, ...]:
     """One sentence for each setting under which the store can forget what it acknowledged.
+
+    `replicas`: how many a reservation waits for.
 
     `report` gets a sentence for each that cannot be read. Raises: StartError where the server is too old.
     """
@@ -25,7 +27,7 @@ async def unsafe(ask: Ask, report: Callable[[str], None]) -> tuple[str, ...]:
     found = [
         await _eviction(ask, report, information),
         await _persistence(ask, information) if information else "",
-        await _replication(ask, information),
+        await _replication(ask, information, replicas),
     ]
     return tuple(sentence for sentence in found if sentence)
 
@@ -67,8 +69,28 @@ async def _persistence(ask: Ask, information: dict[str, str]) -> str:
     return ""
 
 
-async def _replication(ask: Ask, information: dict[str, str]) -> str:
+async def _replication(ask: Ask, information: dict[str, str], waited_for: int) -> str:
     replicas = int(information.get("connected_slaves", "0"))
-    if replicas and await _setting(ask, "min-replicas-to-write") == "0":
-        return "there are replicas and min-replicas-to-write is 0: a fail-over can forget reservations"
+    if waited_for > replicas and information:
+        return f"store.replicas is {waited_for} and there are {replicas} replicas: nothing can be reserved"
+    if 0 < waited_for < replicas:
+        return (
+            f"store.replicas is {waited_for} and there are {replicas} replicas: one that lacks a reservation may be"
+            " promoted; set store.replicas to their number"
+        )
+    if replicas and not waited_for and await _setting(ask, "min-replicas-to-write") == "0":
+        return (
+            "there are replicas, store.replicas is 0 and min-replicas-to-write is 0: a fail-over can forget"
+            " reservations"
+        )
     return ""
+
+
+def together(found: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+    """The sentences about all servers, each once, with the servers it is true of where they have names."""
+    servers: dict[str, list[str]] = {}
+    for name, sentence in found:
+        servers.setdefault(sentence, []).append(name)
+    return tuple(
+        f"{sentence} (at {', '.join(names)})" if any(names) else sentence for sentence, names in servers.items()
+    )

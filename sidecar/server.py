@@ -27,6 +27,8 @@ MAX_FIELDS = 512
 PIECE_BYTES = 64 * 1024
 # RFC 9110 section 6.4.1: answers that never have content.
 NO_CONTENT = (204, 304)
+# RFC 3986 section 3.2.2, and an empty one, which RFC 9112 section 3.2 allows.
+HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-9]*)?")
 # RFC 9110 section 5.6.2: what a method may look like, in the line that the parser quotes in its message as bytes.
 METHOD = re.compile(r"b['\"][!#$%&'*+.^_`|~0-9A-Za-z-]+ ")
 
@@ -69,10 +71,12 @@ class Inbound:
         # The parser also reads HTTP/0.9 and 2.0, which nobody speaks on such a connection.
         if self.request.version not in ((1, 0), (1, 1)):
             raise malformed("The version must be HTTP/1.1 or HTTP/1.0.")
-        hosts = len(values(self.fields, b"host"))
-        # RFC 9112 section 3.2: a request without exactly one Host field is answered with 400.
-        if hosts > 1 or (hosts == 0 and not self.http10):
+        hosts = values(self.fields, b"host")
+        # RFC 9112 section 3.2: a request without exactly one Host field, or with an invalid one, is answered with 400.
+        if len(hosts) > 1 or (not hosts and not self.http10):
             raise malformed("Send exactly one Host field.")
+        if hosts and not HOST.fullmatch(hosts[0].strip()):
+            raise malformed("The Host field is no host.")
         codings = values(self.fields, b"transfer-encoding")
         # RFC 9112 section 6.1 allows more codings than chunked; we undo none, so we take none.
         if codings and [coding.strip().lower() for coding in codings] != [b"chunked"]:

@@ -248,8 +248,9 @@ ADMIN = Table(
 STORE = Table(
     Setting(
         "url",
-        Matching("a store", forms.store_url, secret=True, pattern="^(embedded|redis|unix):"),
-        "`embedded:DIR`, a private server of this sidecar alone; or `redis://...` or `unix://...`.",
+        Matching("a store", forms.store_url, secret=True, pattern=r"^(embedded|unix|rediss?(\+sentinel|\+cluster)?):"),
+        "`embedded:DIR`, a private server of this sidecar alone; or `redis://...`, `rediss://...`, `unix://...`, "
+        "`redis+sentinel://...`, `redis+cluster://...`.",
     ),
     Setting(
         "prefix",
@@ -257,11 +258,15 @@ STORE = Table(
         "What the names of our records begin with. Applications that share a store need one each.",
     ),
     Setting("timeout", Duration(), "For one command, a repeat included."),
-    Setting("replicas", Only(0, "waiting for replicas"), "How many replicas hold a reservation first."),
+    Setting("replicas", Whole(0, 16), "How many replicas hold a reservation before anything is sent."),
     Setting("strict", Boolean(), "Refuse to start on an unsafe Redis (eviction, no persistence)."),
     Setting("memory", Size(), "Bound of the embedded server."),
+    Setting(
+        "ca",
+        Matching("a file", str, empty=True),
+        "For rediss: a file of certificates (PEM) to trust instead of the system's. Empty: the system's.",
+    ),
     later={
-        "ca": "TLS to the store",
         "encryption_keys": "encryption of records",
     },
 )

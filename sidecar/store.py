@@ -1,8 +1,6 @@
-"""The store: one typed method per Lua script. Nothing but this file and `link.py` speaks Redis.
+"""The store: one typed method per Lua script. What is below it (`nodes.py`) knows servers, and no records.
 
-Two connections: arrivals ask over one, owners renew and settle over the other, so that no flood of arrivals
-delays an owner; the operator has a third, made when first asked for. Every call is bounded by `store.timeout`, a
-repeat on a new connection included.
+Every call is bounded by `store.timeout`, a repeat on a new connection, or at another server, included.
 """
 
 from __future__ import annotations
@@ -15,11 +13,11 @@ from dataclasses import dataclass, replace
 from importlib.resources import files
 from typing import Any
 
-from redis.asyncio.connection import AbstractConnection, ConnectionPool
 from redis.exceptions import (
+    AskError,
     ClusterDownError,
     MasterDownError,
-    NoPermissionError,
+    MovedError,
     NoScriptError,
     OutOfMemoryError,
     ReadOnlyError,
@@ -28,9 +26,14 @@ from redis.exceptions import (
 )
 
 from sidecar import config
+from sidecar.address import Kind, StoreAddress, parse
+from sidecar.cluster import ClusterNodes
 from sidecar.errors import StartError, StoreError
-from sidecar.link import Link
+from sidecar.link import Argument
 from sidecar.message import Answer, RecordId
+from sidecar.node import Line, Node
+from sidecar.nodes import Answered, Nodes, OneNode
+from sidecar.reach import Reach
 from sidecar.record import (
     Completed,
     Found,
@@ -46,7 +49,7 @@ from sidecar.record import (
     sent_of,
     unpack_fields,
 )
-from sidecar.safety import unsafe
+from sidecar.safety import Ask, together, unsafe
 
 # Error replies that say "not now": the store is there and does not serve. redis-py makes types of some.
 AWAY_TYPES: dict[type[RedisError], str] = {
@@ -55,10 +58,12 @@ AWAY_TYPES: dict[type[RedisError], str] = {
     MasterDownError: "MASTERDOWN",
     ClusterDownError: "CLUSTERDOWN",
     TryAgainError: "TRYAGAIN",
+    MovedError: "MOVED",
+    AskError: "ASK",
 }
+# What a reservation, or the renewal of one, was granted with.
+CONFIRMED = (b"reserved", b"renewed", b"restored")
 AWAY_WORDS = ("LOADING", "MISCONF", "NOREPLICAS", "BUSY")
-# How often the store is looked at, so that /readyz knows of a silent or full one that nobody asks.
-LOOK_S = 1.0
 
 
 def _ms(seconds: float) -> int:
@@ -123,7 +128,7 @@ class Scripts:
 
 
 class Store:
-    """A Redis or Valkey server that is there, or a reason why not."""
+    """A Redis or Valkey store that is there, or a reason why not."""
 
     def __init__(
         self,
@@ -139,6 +144,8 @@ class Store:
         `wall_ms`: the wall clock, for the order of lists alone. `report` takes one sentence for the log.
 
         `observe` takes a script's name and how long its round trip took, in seconds.
+
+        Raises: StartError where `store.ca` cannot be read.
         """
         self._settings = settings
         self._scripts = Scripts()
@@ -146,75 +153,31 @@ class Store:
         self._report = report
         self._observe = observe
         self.warnings: tuple[str, ...] = ()
-        url = f"unix://{socket_path}" if socket_path else settings.url
-        # The pool is never used as one: it is how redis-py reads a URL.
-        pool = ConnectionPool.from_url(url)
-        self._class: type[AbstractConnection] = pool.connection_class
-        self._arguments: dict[str, Any] = {
-            **pool.connection_kwargs,
-            "protocol": 2,
-            "socket_timeout": None,
-            "socket_connect_timeout": settings.timeout_s,
-            "decode_responses": False,
-            "driver_info": None,
-            "health_check_interval": 0,
-        }
-        self._refused = ""
-        self._looking: asyncio.Task[None] | None = None
-        self._asking = Link(self._connection, timeout_s=settings.timeout_s, ready=self._ready)
-        self._settling = Link(self._connection, timeout_s=settings.timeout_s, ready=self._ready)
-        self._operating: Link | None = None
+        address = StoreAddress(Kind.SERVER, (config.Address(unix=socket_path),)) if socket_path else parse(settings.url)
+        reach = Reach(address, ca=settings.ca, timeout_s=settings.timeout_s)
+        kind = ClusterNodes if address.kind is Kind.CLUSTER else OneNode
+        self._nodes: Nodes = kind(
+            reach,
+            scripts=self._scripts.text,
+            replicas=settings.replicas,
+            probe=lambda tag: f"{self.begins(tag)}probe",
+            report=report,
+        )
 
     @property
     def trouble(self) -> str:
         """Empty while the store serves, else one clause why not."""
-        return self._asking.trouble or self._settling.trouble or self._refused
+        return self._nodes.trouble
 
     def start(self) -> None:
         """Begin to connect; the store may still be away."""
-        self._asking.start()
-        self._settling.start()
-        self._looking = asyncio.get_running_loop().create_task(self._look())
-
-    async def _look(self) -> None:
-        """Ask each second whether the store still answers, and, after a refusal, whether it takes writes again."""
-        while True:
-            await asyncio.sleep(LOOK_S)
-            try:
-                for link in (self._asking, self._settling):
-                    if not link.trouble:
-                        await link.call("PING")
-                if self._refused:
-                    reply = await self._settling.call("SET", f"{self._settings.prefix}:probe", "1", "PX", 1000)
-                    self._refused = "" if not isinstance(reply, RedisError) else self._refused
-            except StoreError:
-                continue  # the link says why, and comes back by itself
+        self._nodes.start()
 
     async def close(self) -> None:
         """Drop the connections; nothing may be under way any more."""
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.gather(self._looking, return_exceptions=True)
-        await self._asking.close()
-        await self._settling.close()
-        if self._operating is not None:
-            await self._operating.close()
+        await self._nodes.close()
 
-    def _connection(self) -> AbstractConnection:
-        return self._class(**self._arguments)
-
-    # Making a connection ready, and what start-up must know of the server.
-
-    async def _ready(self, link: Link) -> None:
-        reply = await link.call("PING", now=True)
-        if isinstance(reply, RedisError):
-            raise StoreError(str(reply), applied=False)
-        for name, text in self._scripts.text.items():
-            reply = await link.call("SCRIPT", "LOAD", text, now=True)
-            if isinstance(reply, NoPermissionError):
-                continue  # EVAL alone may still be allowed: `check` finds out
-            if isinstance(reply, RedisError):
-                raise StoreError(f"script {name}: {reply}", applied=False)
+    # What start-up must know of the servers.
 
     async def check(self) -> None:
         """Look at what the server promises; fills `warnings`.
@@ -222,47 +185,37 @@ class Store:
         Raises: StartError naming the missing right or the version, or, under `store.strict`, the first unsafe
         setting. StoreError where the store is away: the caller goes on, not ready.
         """
-        probe = await self._call(self._asking, "EVAL", "return 1", 0)
-        if isinstance(probe, RedisError):
-            raise StartError(f"store: this account may not run scripts (EVAL, EVALSHA): {probe}")
-        self.warnings = await unsafe(self._ask, self._report)
-        for warning in self.warnings:
-            self._report(warning)
+        primaries = self._nodes.primaries()
+        if not primaries:
+            raise StoreError(self.trouble, applied=False)
+        found: list[tuple[str, str]] = []
+        unread: list[tuple[str, str]] = []
+        for name, node in primaries:
+            probe = await node.link(Line.ASKING).call("EVAL", "return 1", 0)
+            if isinstance(probe, RedisError):
+                raise StartError(f"store: this account may not run scripts (EVAL, EVALSHA): {probe}")
+            said: list[str] = []
+            warned = await unsafe(_asker(node), said.append, self._settings.replicas)
+            found += [(name, sentence) for sentence in warned]
+            unread += [(name, sentence) for sentence in said]
+        self.warnings = together(found)
+        for sentence in (*together(unread), *self.warnings):
+            self._report(sentence)
         if self._settings.strict and self.warnings:
             raise StartError(f"store.strict: {self.warnings[0]}")
 
-    async def _ask(self, *words: str) -> Any:
-        """A question about the server itself; None where it may not be asked."""
-        reply = await self._call(self._asking, *words)
-        return None if isinstance(reply, RedisError) else reply
-
     # One round trip.
 
-    async def _call(self, link: Link, *arguments: bytes | str | int) -> Any:
-        """One command, repeated once on a new connection while `store.timeout` lasts. Error replies are values.
+    def _deadline(self) -> float:
+        return asyncio.get_running_loop().time() + self._settings.timeout_s
 
-        Raises: StoreError.
-        """
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._settings.timeout_s
-        reached = False
-        while True:
-            try:
-                return await link.call(*arguments, timeout_s=deadline - loop.time())
-            except StoreError as exc:
-                reached = reached or exc.applied is None
-                # Every script recognises its own effect, so repeating is safe; only time forbids it.
-                if deadline - loop.time() > 0.005 and exc.applied is None:
-                    continue
-                raise StoreError(exc.reason, applied=None if reached else False) from exc
-
-    async def _run(self, link: Link, script: str, claim: Claim, *more: bytes | str | int) -> list[Any]:
-        name = self._name(claim)
-        arguments = (
+    def _arguments(self, claim: Claim, more: tuple[Argument, ...]) -> tuple[Argument, ...]:
+        tag = f"{self._settings.prefix}:{{{claim.record[:2]}}}"
+        return (
             3,
-            name,
-            f"{self._tag(claim)}:{claim.route}:open",
-            f"{self._tag(claim)}:{claim.route}:done",
+            f"{tag}:{claim.record}",
+            f"{tag}:{claim.route}:open",
+            f"{tag}:{claim.route}:done",
             claim.token,
             claim.fingerprint,
             claim.algorithm,
@@ -280,36 +233,54 @@ class Store:
             claim.record,
             *more,
         )
+
+    async def _run(self, line: Line, script: str, claim: Claim, *more: Argument, confirmed: bool = False) -> list[Any]:
+        """One script. `confirmed`: and what it wrote stands at `store.replicas` replicas. Raises: StoreError."""
+        arguments = self._arguments(claim, more)
+        tag, deadline = claim.record[:2], self._deadline()
         begin_s = time.perf_counter()
-        reply = await self._call(link, "EVALSHA", self._scripts.sha[script], *arguments)
-        if isinstance(reply, NoScriptError):
+        answered = await self._nodes.call(line, tag, deadline, "EVALSHA", self._scripts.sha[script], *arguments)
+        if isinstance(answered.reply, NoScriptError):
             # It did not run, so running it by its text is not a repeat.
-            reply = await self._call(link, "EVAL", self._scripts.text[script], *arguments)
+            answered = await self._nodes.call(line, tag, deadline, "EVAL", self._scripts.text[script], *arguments)
+        if isinstance(answered.reply, RedisError):
+            raise self._away(line, answered)
+        result: list[Any] = answered.reply
+        if confirmed and self._settings.replicas and result[0] in CONFIRMED:
+            result = await self._confirmed(answered, deadline, script, arguments)
         self._observe(script, time.perf_counter() - begin_s)
-        if isinstance(reply, RedisError):
-            raise self._away(link, reply)
-        result: list[Any] = reply
         return result
 
-    def _away(self, link: Link, reply: RedisError) -> StoreError:
+    async def _confirmed(
+        self, answered: Answered, deadline: float, script: str, arguments: tuple[Argument, ...]
+    ) -> list[Any]:
+        """The script once more, at the node that ran it, and its replicas' word."""
+        asking = answered.asking
+        by_name = ("EVALSHA", self._scripts.sha[script], *arguments)
+        reply = await answered.node.confirm(*by_name, deadline=deadline, asking=asking)
+        if isinstance(reply, NoScriptError):
+            by_text = ("EVAL", self._scripts.text[script], *arguments)
+            reply = await answered.node.confirm(*by_text, deadline=deadline, asking=asking)
+        if isinstance(reply, RedisError):
+            # What is repeated here stands already, though perhaps not for long.
+            raise StoreError(" ".join(str(reply).split())[:200], applied=None)
+        assert isinstance(reply, list)
+        return reply
+
+    def _away(self, line: Line, answered: Answered) -> StoreError:
         """The error for an error reply: the server gave it, and the script stopped before its first write."""
+        reply = answered.reply
         text = " ".join(str(reply).split())[:200]
         word = AWAY_TYPES.get(type(reply)) or next((word for word in AWAY_WORDS if text.startswith(word)), "")
         if isinstance(reply, ReadOnlyError):
             # A primary that was demoted: the address may lead to another server by now.
-            link.reconnect("the server is read-only")
+            answered.link.reconnect("the server is read-only")
         reason = f"{word}: {text.removeprefix(word).strip()}" if word else text
         if not word:
             self._report(f"unexpected reply: {text}")
-        if link is not self._operating:
-            self._refused = reason
-        return StoreError(reason, applied=False)
-
-    def _tag(self, claim: Claim) -> str:
-        return f"{self._settings.prefix}:{{{claim.record[:2]}}}"
-
-    def _name(self, claim: Claim) -> str:
-        return f"{self._tag(claim)}:{claim.record}"
+        if line is not Line.OPERATING:
+            answered.node.refused = reason
+        return StoreError(reason, applied=None if answered.doubtful else False)
 
     # The transitions.
 
@@ -317,7 +288,7 @@ class Store:
         """Ask for the record. Raises: StoreError; with `applied` None a reservation may stand, or come to stand."""
         window = -1 if terms.window_s is None else _ms(terms.window_s)
         reply = await self._run(
-            self._asking,
+            Line.ASKING,
             "reserve",
             claim,
             "resend" if terms.resend else "hold",
@@ -325,19 +296,23 @@ class Store:
             _ms(terms.margin_s),
             _ms(terms.resend_after_s),
             _ms(terms.longest_s),
+            confirmed=True,
         )
         return _found(reply)
 
-    async def renew(self, claim: Claim) -> Renewal:
-        """Say that the exchange still runs. Raises: StoreError."""
-        return Renewal(_word(await self._run(self._settling, "renew", claim)))
+    async def renew(self, claim: Claim, *, confirmed: bool = False) -> Renewal:
+        """Say that the exchange still runs. Raises: StoreError.
+
+        `confirmed`: as a reservation is, before the first byte: a primary that was replaced renews what is another's.
+        """
+        return Renewal(_word(await self._run(Line.SETTLING, "renew", claim, confirmed=confirmed)))
 
     async def complete(
         self, claim: Claim, answer: Answer, *, kept: bool, refusal: bool, ttl_s: float, age_s: float
     ) -> Verdict:
         """Record a final answer. `age_s`: since this attempt was reserved. Raises: StoreError."""
         reply = await self._run(
-            self._settling,
+            Line.SETTLING,
             "complete",
             claim,
             _ms(ttl_s),
@@ -353,36 +328,40 @@ class Store:
 
     async def release(self, claim: Claim) -> Verdict:
         """Free the key. Raises: StoreError."""
-        return Verdict(_word(await self._run(self._settling, "release", claim)))
+        return Verdict(_word(await self._run(Line.SETTLING, "release", claim)))
 
     async def lose(self, claim: Claim, *, seen: int | None, ttl_s: float, age_s: float) -> Verdict:
         """Record that nobody knows. `seen`: the status of an answer that broke off. Raises: StoreError."""
         status = "" if seen is None else seen
-        return Verdict(_word(await self._run(self._settling, "lose", claim, _ms(ttl_s), _ms(age_s), status)))
+        return Verdict(_word(await self._run(Line.SETTLING, "lose", claim, _ms(ttl_s), _ms(age_s), status)))
 
     # What the operator asks (`ledger.py`), over a connection of its own: it never delays a mail, nor fails one.
 
-    def _operators(self) -> Link:
-        if self._operating is None:
-            self._operating = Link(self._connection, timeout_s=self._settings.timeout_s, ready=self._ready)
-            self._operating.start()
-        return self._operating
-
-    async def operate(self, script: str, claim: Claim, *more: bytes | str | int) -> list[Any]:
+    async def operate(self, script: str, claim: Claim, *more: Argument) -> list[Any]:
         """One script for the operator. Raises: StoreError."""
-        return await self._run(self._operators(), script, claim, *more)
+        return await self._run(Line.OPERATING, script, claim, *more)
 
     async def read(self, command: str, tag: str, name: str, *more: str | int) -> Any:
         """One command that only reads, about what has this name under a tag. Raises: StoreError."""
-        link = self._operators()
-        reply = await self._call(link, command, f"{self.begins(tag)}{name}", *more)
-        if isinstance(reply, RedisError):
-            raise self._away(link, reply)
-        return reply
+        full = f"{self.begins(tag)}{name}"
+        answered = await self._nodes.call(Line.OPERATING, tag, self._deadline(), command, full, *more)
+        if isinstance(answered.reply, RedisError):
+            raise self._away(Line.OPERATING, answered)
+        return answered.reply
 
     def begins(self, tag: str) -> str:
         """What all names under a tag begin with."""
         return f"{self._settings.prefix}:{{{tag}}}:"
+
+
+def _asker(node: Node) -> Ask:
+    """Questions about one server itself; None where it may not be asked."""
+
+    async def ask(*words: str) -> Any:
+        reply = await node.link(Line.ASKING).call(*words)
+        return None if isinstance(reply, RedisError) else reply
+
+    return ask
 
 
 def _word(reply: list[Any]) -> str:

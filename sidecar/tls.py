@@ -31,11 +31,12 @@ def client_context(ca: str) -> ssl.SSLContext:
 class Tls:
     """The TLS state of one connection. After each call, `pending()` has to be written to the network."""
 
-    __slots__ = ("_arrived", "_leaving", "_object", "ended")
+    __slots__ = ("_arrived", "_leaving", "_object", "ended", "failed")
 
     def __init__(self, context: ssl.SSLContext, server_name: str) -> None:
         """`server_name`: what the certificate must be for; sent as SNI unless it is an address."""
         self.ended = False  # close_notify has come: the upstream will send nothing more, and says so
+        self.failed: ssl.SSLError | None = None  # an alert, or bytes that are no record of this session
         self._arrived = ssl.MemoryBIO()
         self._leaving = ssl.MemoryBIO()
         self._object = context.wrap_bio(self._arrived, self._leaving, server_hostname=server_name)
@@ -53,10 +54,7 @@ class Tls:
         return True
 
     def decrypt(self, data: bytes) -> bytes:
-        """All plaintext that `data` from the network completes; nothing of it is held back.
-
-        Raises: ssl.SSLError.
-        """
+        """All plaintext that `data` from the network completes; what comes behind it sets `ended` or `failed`."""
         self._arrived.write(data)
         parts = []
         try:
@@ -67,6 +65,8 @@ class Tls:
             pass
         except ssl.SSLZeroReturnError:  # close_notify, after our own
             self.ended = True
+        except ssl.SSLError as exc:
+            self.failed = exc
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def encrypt(self, data: bytes) -> None:

@@ -150,7 +150,7 @@ class Upstream:
         for _ in range(RENEWALS + 1):
             connection = self._pool.take(loop.time())
             if connection is None:
-                connection = await self._open(deadline)
+                connection = await self._dialer.open(deadline)
             # From the look at the connection to the write no loop turn passes: neither can an end that has been
             # seen go unnoticed, nor can this process have been away unless it was frozen right here.
             if fence is None or fence.alive():
@@ -164,13 +164,6 @@ class Upstream:
             self._pool.give(connection, loop.time())
             await fence.renew()
         raise NotSentError("proxy_internal_error")
-
-    async def _open(self, deadline: float) -> Connection:
-        connection = await self._dialer.open(deadline)
-        if not connection.fit_when_new():
-            connection.close()
-            raise NotSentError("connection_terminated")
-        return connection
 
     async def close(self) -> None:
         """Close idle connections, wait for those in use, keep none any more; cancelled, end all at once.

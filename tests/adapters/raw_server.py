@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import os
 import re
 import socket
 import ssl
@@ -123,6 +124,10 @@ class Peer:
             sent = self._stream.send(view[:65536])
             self.sent_bytes += sent
             view = view[sent:]
+
+    def send_below_tls(self, data: bytes) -> None:
+        """Write below TLS, as if the network had changed the stream."""
+        os.write(self._stream.fileno(), data)
 
     def bare_fin(self) -> None:
         """End without TLS's good-bye; on a plain connection just the end."""

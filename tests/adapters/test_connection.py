@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import socket
 import ssl
@@ -276,28 +277,58 @@ async def test_failed_certificate_is_told_though_another_address_refuses(authori
 
 
 @both_loops
-async def test_upstream_that_accepts_and_hangs_up_before_a_byte_was_sent_is_not_sent_to() -> None:
+async def test_upstream_that_accepts_and_hangs_up_before_a_byte_was_sent_is_not_sent_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def script(peer: Peer) -> None:
         peer.bare_fin()
         peer.server.at.set()
 
+    ready = connection_module.Connection.ready
+
+    async def ready_when_the_end_is_there(connection: connection_module.Connection) -> None:
+        await ready(connection)
+        assert at.wait(10)  # the loop stands still meanwhile: only the look can tell
+
+    monkeypatch.setattr(connection_module.Connection, "ready", ready_when_the_end_is_there)
     with RawServer(script) as server:
-
-        class Late(Upstream):
-            async def _open(self, deadline: float) -> Any:
-                dial = self._dialer.open
-
-                async def dial_and_wait(until_s: float) -> Any:
-                    connection = await dial(until_s)
-                    assert server.at.wait(10)  # the loop stands still while the end arrives
-                    return connection
-
-                self._dialer.open = dial_and_wait  # type: ignore[assignment,method-assign]
-                return await super()._open(deadline)
-
-        upstream = Late(server.origin, timeout=Timeout(), keepalive_s=15, header_bytes=65536)
+        at = server.at
+        upstream = upstream_of(server.origin)
         assert await not_sent(upstream) == "connection_terminated"
         await upstream.close()
+
+
+@both_loops
+async def test_address_that_accepts_and_hangs_up_is_not_the_last_one_tried() -> None:
+    def script(peer: Peer) -> None:
+        peer.reset()
+
+    with RawServer(serve(OK)) as good, RawServer(script, host="127.0.0.2", port=good.port) as other:
+        resolver = Resolver(addresses(good.port, "127.0.0.2", "127.0.0.1"))
+        sent = 0
+        for _ in range(20):  # whether the end is seen before the write is the network's affair
+            upstream = upstream_of(Origin("http", "api.example.test", 80), resolver=resolver)
+            try:
+                sent += (await get(upstream))[0] == 200
+            except LostError:
+                pass
+            await upstream.close()
+        assert (good.whole, len(other.peers)) == (sent, 20)
+
+
+@both_loops
+@pytest.mark.parametrize("scheme", ["http", "https"])
+async def test_reset_at_once_leaves_no_socket_object_behind_that_would_close_a_foreign_descriptor(scheme: str) -> None:
+    def script(peer: Peer) -> None:
+        peer.reset()
+
+    with RawServer(script) as server:
+        for _ in range(50):
+            upstream = upstream_of(Origin(scheme, "127.0.0.1", server.port))
+            with pytest.raises((NotSentError, LostError)):
+                await upstream.send(GET)
+            await upstream.close()
+        gc.collect()  # an unclosed socket is a ResourceWarning, and with it an error
 
 
 @both_loops
@@ -598,3 +629,47 @@ async def test_address_needs_no_look_up(host: str) -> None:
         raise AssertionError("asked")
 
     assert (await Resolver(lookup).resolve(host, 80))[0][4][:2] == (host, 80)
+
+
+@both_loops
+async def test_answer_before_a_garbled_tls_record_is_still_an_answer(authority: Authority, ca: str) -> None:
+    def script(peer: Peer) -> None:
+        peer.request()
+        # Both within one write of the network: the record with the answer, and bytes that are none.
+        peer.send(OK)
+        peer.send_below_tls(b"\x17\x03\x03\x00\x20" + bytes(32))
+        peer.server.wait_go()
+
+    with RawServer(script, tls=authority.server("localhost"), name="localhost") as server:
+        upstream = upstream_of(server.origin, ca=ca)
+        assert await get(upstream) == (200, b"ok")
+        await until(lambda: not upstream._pool._open)
+        server.go.set()
+        await upstream.close()
+
+
+@both_loops
+async def test_garbled_tls_record_within_an_answer_is_lost(authority: Authority, ca: str) -> None:
+    def script(peer: Peer) -> None:
+        peer.request()
+        peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf")
+        peer.send_below_tls(b"\x17\x03\x03\x00\x20" + bytes(32))
+        peer.server.wait_go()
+
+    with RawServer(script, tls=authority.server("localhost"), name="localhost") as server:
+        upstream = upstream_of(server.origin, ca=ca)
+        with pytest.raises(LostError) as caught:
+            await get(upstream)
+        assert (caught.value.reason, caught.value.status) == ("tls_protocol_error", 200)
+        server.go.set()
+        await upstream.close()
+
+
+@both_loops
+async def test_hundreds_of_handshakes_lose_no_byte_that_comes_right_behind_them(authority: Authority, ca: str) -> None:
+    with RawServer(serve(OK), tls=authority.server("localhost"), name="localhost") as server:
+        upstream = upstream_of(server.origin, ca=ca, keepalive_s=0)
+        for _ in range(10):
+            assert await asyncio.gather(*[get(upstream) for _ in range(20)]) == [(200, b"ok")] * 20
+        await upstream.close()
+    assert server.whole == 200

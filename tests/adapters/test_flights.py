@@ -99,10 +99,10 @@ async def test_fault_of_one_flight_does_not_end_the_renewals_of_the_others(store
     poisoned = claim(lease_s=LEASE_S)
 
     class Broken(Store):
-        async def renew(self, claim: Claim) -> Renewal:
+        async def renew(self, claim: Claim, *, confirmed: bool = False) -> Renewal:
             if claim.record == poisoned.record:
                 raise ValueError("a fault of ours")
-            return await super().renew(claim)
+            return await super().renew(claim, confirmed=confirmed)
 
     async with connected(store.url, TIMEOUT_S) as made:
         made.__class__ = Broken

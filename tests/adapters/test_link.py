@@ -15,10 +15,10 @@ import uvloop
 from harness import RedisServer, StoreProxy, free_port, scaled, until
 from redis.exceptions import RedisError, ResponseError
 
-from sidecar import config
+from sidecar.address import parse
 from sidecar.errors import StoreError
 from sidecar.link import FIRST_PAUSE_S, Link
-from sidecar.store import Store
+from sidecar.reach import Reach
 
 TIMEOUT_S = scaled(0.3)
 # What a loop that also runs the server's front may be late by.
@@ -38,8 +38,9 @@ async def started(
     url: str, *, timeout_s: float = TIMEOUT_S, ready: Ready = answers_ping, wait: bool = True
 ) -> AsyncIterator[Link]:
     """A link over connections as the store makes them; with `wait`, one that stands."""
-    maker = Store(config.Store(url=url), wall_ms=lambda: 0, report=print, observe=lambda _name, _took_s: None)
-    link = Link(maker._connection, timeout_s=timeout_s, ready=ready)
+    address = parse(url)
+    reach = Reach(address, ca="", timeout_s=1.0)
+    link = Link(lambda: reach.server(address.hosts[0]), timeout_s=timeout_s, ready=ready)
     link.start()
     try:
         if wait:

@@ -12,7 +12,19 @@ from dataclasses import dataclass, field, replace
 
 from sidecar.errors import Sent
 from sidecar.message import Answer
-from sidecar.record import Completed, Found, Held, Later, Outstanding, Renewal, Reserved, Reused, Verdict
+from sidecar.record import (
+    Completed,
+    Found,
+    Held,
+    Later,
+    Outstanding,
+    Renewal,
+    Reserved,
+    Reused,
+    Settled,
+    Settlement,
+    Verdict,
+)
 from sidecar.store import Claim, Terms
 
 
@@ -42,6 +54,7 @@ class Record:
     seen: str = ""
     answer: Answer | None = None
     kept: bool = True
+    resolved: bool = False
 
     def lease_left_s(self, now: float) -> float:
         """Until the lease is over; below zero where it is."""
@@ -54,7 +67,8 @@ class Model:
 
     knows_time: bool = True
     record: Record | None = None
-    now: float = 0.0
+    # Not zero: a first attempt at that time is one nobody knows the time of.
+    now: float = 1000.0
     # How often the store has lost something since the key's first attempt.
     losses: int = field(default=0)
 
@@ -112,7 +126,7 @@ class Model:
             return Reused(Sent.NO if record.state == "completed" and refused else Sent.UNKNOWN)
         if record.state == "completed":
             assert record.answer is not None
-            return Completed(record.answer, record.kept, record.accept_encoding)
+            return Completed(record.answer, record.kept, record.accept_encoding, record.resolved)
         if record.state == "outstanding" and record.owner == claim.token:
             self._put(record, record.hold_s)
             return self._reserved(terms)
@@ -149,19 +163,11 @@ class Model:
         record = self.record
         assert record is not None
         if left_s is None:
-            left_s = self._window_left_s(record, terms) if record.earlier or record.attempt > 1 else None
-        if left_s is None:
-            left_s = self._first_window_s(record, terms)
+            left_s = self._window_left_s(record, terms)
         window_ms = -1 if terms.window_s is None else _ms(left_s)
         return Reserved(
             record.attempt, record.earlier, record.native, _ms(record.first_s), _ms(record.spent_s), window_ms
         )
-
-    def _first_window_s(self, record: Record, terms: Terms) -> float:
-        """What is told with a first attempt, which the window does not bind yet; a repeat is told what is left."""
-        if terms.window_s is None:
-            return 0.0
-        return terms.window_s if record.first_s == self.now else self._window_left_s(record, terms)
 
     def _window_left_s(self, record: Record, terms: Terms) -> float:
         """What is left of the provider's window, less its margin. Without TIME an upper bound of what has passed."""
@@ -247,6 +253,62 @@ class Model:
         if record.state == "outstanding":
             self._settle_unknown(record, why="answer-lost", seen=seen)
         return Verdict.UNKNOWN
+
+
+    # The operator.
+
+    def sent(self, token: bytes, answer: Answer, *, ttl_s: float) -> Settled:
+        """The operator knows that the mail was sent, and has no answer of the provider's."""
+        record = self.record
+        if record is None:
+            return Settled(Settlement.ABSENT, 0)
+        if record.state == "completed":
+            return Settled(Settlement.AGAIN if record.resolved else Settlement.SETTLED, 0)
+        if (left_s := self._alive_s(record)) is not None:
+            return Settled(Settlement.OUTSTANDING, _ms(left_s))
+        done = replace(
+            record,
+            state="completed",
+            owner=token,
+            answer=answer,
+            kept=False,
+            resolved=True,
+            accept_encoding=b"",
+            why="",
+            seen="",
+        )
+        self._put(done, ttl_s)
+        return Settled(Settlement.COMPLETED, 0)
+
+    def not_sent(self, *, quiet_s: float) -> Settled:
+        """The operator knows that nothing was sent; not believed before `quiet_s` from the last attempt's end."""
+        record = self.record
+        if record is None:
+            return Settled(Settlement.ABSENT, 0)
+        if record.state == "completed":
+            return Settled(Settlement.SETTLED, 0)
+        if (left_s := self._alive_s(record)) is not None:
+            return Settled(Settlement.OUTSTANDING, _ms(left_s))
+        ended_s = record.changed_s + (record.lease_s if record.state == "outstanding" else 0.0)
+        if self.now - ended_s < quiet_s:
+            return Settled(Settlement.EARLY, _ms(quiet_s - (self.now - ended_s)))
+        self.record = None
+        return Settled(Settlement.RELEASED, 0)
+
+    def forget(self) -> Settled:
+        """The operator frees the key, whatever is known of it."""
+        record = self.record
+        if record is None:
+            return Settled(Settlement.ABSENT, 0)
+        if (left_s := self._alive_s(record)) is not None:
+            return Settled(Settlement.OUTSTANDING, _ms(left_s))
+        self.record = None
+        return Settled(Settlement.FORGOTTEN, 0)
+
+    def _alive_s(self, record: Record) -> float | None:
+        """What is left of a lease that runs: nobody settles what somebody may be sending right now."""
+        left_s = record.lease_left_s(self.now)
+        return left_s if record.state == "outstanding" and left_s >= 0 else None
 
 
 def _success(answer: Answer) -> bool:

@@ -206,12 +206,13 @@ async def test_late_answer_of_a_lost_exchange_reaches_nobody_else(mail: Pair) ->
 @pytest.mark.case("C226")
 async def test_client_that_leaves_during_its_upload_leaves_no_trace(mail: Pair, session_store: RedisServer) -> None:
     before = session_store.keys()
+    lines = len(mail.sidecar.log_lines(client="left"))
     data = post("left in the upload", b"x" * 300_000)
     for cut in (1_000, 200_000, len(data) - 1):
         client = await Client.open(mail.sidecar.base)
         await client.send(data[:cut])
         client.abort()
-    await until(lambda: len(mail.sidecar.log_lines(client="left")) >= 3)
+    await until(lambda: len(mail.sidecar.log_lines(client="left")) == lines + 3)
     assert (mail.count, mail.upstream.begun, session_store.keys()) == (0, [], before)
     got = await mail.ask(post("left in the upload", b"y"))
     assert (got.status, got.replayed, mail.count) == (200, False, 1)
