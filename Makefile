@@ -4,7 +4,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all coverage lint format types imports check lock image clean
+.PHONY: help demo test test-all storm coverage lint format types imports check lock image clean
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -33,6 +33,9 @@ test: $(VENV)/.test ## All tests but the slow ones
 
 test-all: $(VENV)/.test ## All tests, the slow ones too
 	@$(PY) -m pytest $(ARGS)
+
+storm: $(VENV)/.test ## Faults of every kind for a minute, then the judge; ARGS="--seed 7 --seconds 600"
+	@PYTHONPATH=tests $(PY) -m storm $(ARGS)
 
 coverage: $(VENV)/.test ## All tests, and which lines no test reached
 	@$(PY) -m coverage erase

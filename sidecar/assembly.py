@@ -1,33 +1,36 @@
-"""Puts the parts together, and owns their start, their drain and their close."""
+"""Puts the parts of a serving process together, and owns their start, their drain and their close.
+
+The process is the whole sidecar, or one of several workers: then its supervisor has the listening sockets, the
+embedded store and the operator's side.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
-import socket
 import time
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
-from dataclasses import dataclass, replace
-
-from aiohttp import web
+from collections.abc import Callable, Iterable, Set
+from dataclasses import dataclass
 
 from sidecar.admin import Admin, Readiness
 from sidecar.admin_records import RecordPages
+from sidecar.administration import Administration, share, wall_ms
 from sidecar.config import Address, Config, Route
 from sidecar.content import Memory
 from sidecar.embedded import Embedded
-from sidecar.errors import ConfigError, ProblemError, StartError, StoreError
+from sidecar.entrance import Entrance
+from sidecar.errors import ProblemError, StartError
 from sidecar.exchange import Exchanges
 from sidecar.flights import Flights
-from sidecar.guard import Guard
 from sidecar.ledger import Ledger
-from sidecar.listeners import BACKLOG, bind, is_loopback
+from sidecar.listeners import Listening, Place
 from sidecar.logline import Log
+from sidecar.message import RecordId
 from sidecar.metrics import Metrics
+from sidecar.protocol import HEAD_S
 from sidecar.proxy import Proxy, Table
 from sidecar.records import Records
+from sidecar.reloading import carried, reload
 from sidecar.routing import Router
 from sidecar.server import Inbound, Server
 from sidecar.store import Store
@@ -35,52 +38,34 @@ from sidecar.upstream import Upstream
 
 # After the listeners are closed: what a client wrote onto a connection that was accepted by then is still served.
 ACCEPTED_S = 0.1
-# When the share of sends without a key is told in the log.
-SHARE_AFTER_S = 60.0
-
-LOCAL_STORE = (
-    "the embedded store is this sidecar's own: retries that reach another sidecar, or this one after its volume is"
-    " gone, are new; more than one replica needs a shared Redis"
-)
 
 
 @dataclass(frozen=True, slots=True)
-class _Door:
-    """A listening socket, with the server behind it."""
+class Member:
+    """What a worker has from its supervisor. `socket_path`: of the embedded store, empty where it is another's."""
 
-    site: web.SockSite
-    server: Server
-    socket: socket.socket
-
-    async def close(self) -> None:
-        """Listen no more; who has connected by now is let in, where a plain close would reset him."""
-        loop = asyncio.get_running_loop()
-        with self.socket.dup() as last:
-            last.setblocking(False)
-            await self.site.stop()
-            while True:
-                try:
-                    connected, _ = last.accept()
-                except OSError:
-                    return
-                connected.setblocking(False)
-                await loop.connect_accepted_socket(self.server, connected)
+    places: tuple[Place, ...]
+    socket_path: str
 
 
 class Assembly:
-    """The running sidecar."""
+    """What serves the data plane; with the operator's side, unless it is a worker."""
 
-    def __init__(self, config: Config, log: Log, embedded: Embedded | None) -> None:
-        """`embedded`: the private server, started already, or None where the store is another's."""
+    def __init__(self, config: Config, log: Log, embedded: Embedded | None, member: Member | None = None) -> None:
+        """`embedded`: the private server, started already, or None where the store is another's.
+
+        `member`: for a worker alone.
+        """
         self._config = config
         self._log = log
-        self._embedded = embedded
+        self._member = member
+        socket_path = "" if embedded is None else embedded.socket_path
         self.metrics = Metrics()
         self._memory = Memory(config.limits.memory_bytes)
         self._store = Store(
             config.store,
-            socket_path="" if embedded is None else embedded.socket_path,
-            wall_ms=_wall_ms,
+            socket_path=socket_path if member is None else member.socket_path,
+            wall_ms=wall_ms,
             report=lambda sentence: log.warning("store", message=sentence),
             observe=lambda script, took_s: self.metrics.observe("sidecar_store_seconds", script, took_s),
         )
@@ -104,13 +89,11 @@ class Assembly:
             token=secrets.token_hex(8).encode(),
             help_url=_help_url(config),
         )
-        self._runners: list[web.ServerRunner] = []
-        self._doors: list[_Door] = []
-        self._unix: list[str] = []
-        self._admin: web.ServerRunner | None = None
-        self._tasks: list[asyncio.Task[None]] = []
-        self._checked = False
-        self.failed: asyncio.Future[StartError] = asyncio.get_running_loop().create_future()
+        self._listening = Listening(lambda sentence: log.warning("listen", message=sentence))
+        self._entrances: list[Entrance] = []
+        self._closing: list[asyncio.Task[None]] = []
+        self._administration = Administration(config, log, store=self._store, embedded=embedded)
+        self.failed = self._administration.failed
         self._gauges()
 
     def _gauges(self) -> None:
@@ -119,7 +102,7 @@ class Assembly:
             "sidecar_unsettled": lambda: float(self._flights.unsettled),
             "sidecar_waiting": lambda: float(self._proxy.waiting),
             "sidecar_content_bytes": lambda: float(self._memory.held_bytes),
-            "sidecar_store_restarts": lambda: float(0 if self._embedded is None else self._embedded.restarts),
+            "sidecar_store_restarts": lambda: float(self._administration.restarts),
             "sidecar_store_up": lambda: float(not self._store.trouble),
             "sidecar_ready": lambda: float(not self.readiness().reasons),
         }
@@ -141,103 +124,62 @@ class Assembly:
     async def start(self) -> None:
         """Bind every listener and serve; the store may still be away.
 
-        Raises: StartError naming an address.
+        A worker serves nobody before `accept`. Raises: StartError naming an address.
         """
-        config = self._config
         self._store.start()
         self._flights.start()
-        if self._embedded is not None:
-            self._hold(self._embedded.watch())
-            self._log.warning("store", message=LOCAL_STORE)
-        self._hold(self._check_store())
-        self._hold(self._tell_share())
-        for address in config.listen:
-            await self._listen(address, None)
-        for route in config.routes:
-            for address in route.listen:
-                await self._listen(address, address)
-        if config.admin.listen:
-            await self._listen_admin()
-        for warning in config.warnings:
-            self._log.warning("configuration", message=warning)
-        self._log.info(
-            "serving", listen=", ".join(map(str, config.listen)), admin=", ".join(map(str, config.admin.listen))
-        )
+        if self._member is not None:
+            await self._listen(self._member.places)
+            return
+        self._administration.start(lambda: (self._proxy.sends, self._proxy.unprotected))
+        await self._listen(self._listening.places(self._config))
+        await self.accept(frozenset((0,)))
+        if self._config.admin.listen:
+            await self._administration.listen(self._admin(), self._listening)
+        self._administration.tell()
 
-    def _hold(self, work: Coroutine[None, None, None]) -> None:
-        self._tasks.append(asyncio.get_running_loop().create_task(work))
+    async def _listen(self, places: Iterable[Place]) -> None:
+        for place in places:
+            server = self._server(place.address if place.own else None)
+            entrance = Entrance(server, place)
+            self._entrances.append(entrance)
+            await entrance.start()
 
-    def _bind(self, address: Address) -> list[socket.socket]:
-        made = bind(address, lambda sentence: self._log.warning("listen", message=sentence))
-        if address.unix:
-            self._unix.append(address.unix)
-        return made
-
-    async def _listen(self, address: Address, own: Address | None) -> None:
+    def _server(self, own: Address | None) -> Server:
         async def handle(inbound: Inbound) -> bool:
             return await self._proxy.handle(inbound, own)
 
         def refused(problem: ProblemError) -> None:
             self._proxy.refused(problem)
 
-        server = Server(
+        return Server(
             handle,
             malformed=refused,
             closing=lambda: self._proxy.draining,
             header_bytes=self._config.limits.header_bytes,
+            head_s=max((route.timeout.receive_s for route in self._config.routes), default=HEAD_S),
         )
-        runner = web.ServerRunner(server)
-        await runner.setup()
-        self._runners.append(runner)
-        for made in self._bind(address):
-            site = web.SockSite(runner, made, backlog=BACKLOG)
-            await site.start()
-            self._doors.append(_Door(site, server, made))
 
-    async def _listen_admin(self) -> None:
-        addresses = self._config.admin.listen
-        guard = Guard(token=self._config.admin.token, everywhere=not all(map(is_loopback, addresses)))
+    async def accept(self, slots: Set[int]) -> None:
+        """Let in the clients of these sockets of each listener, by number, and of no others."""
+        for entrance in self._entrances:
+            await entrance.accept(slots)
+
+    def _admin(self) -> Admin:
+        guard = self._administration.guard()
         records = Records(
             Ledger(self._store),
             self._flights,
             routes=lambda: {route.name: route for route in self._config.routes},
-            wall_ms=_wall_ms,
+            wall_ms=wall_ms,
         )
-        admin = Admin(
+        return Admin(
             metrics=self.metrics,
             readiness=self.readiness,
             stats=self.stats,
             guard=guard,
             records=RecordPages(records, guard, log=self._log, answer_bytes=self._config.limits.stored_response_bytes),
         )
-        self._admin = web.ServerRunner(web.Server(admin.handle, access_log=None))
-        await self._admin.setup()
-        for address in addresses:
-            for made in self._bind(address):
-                await web.SockSite(self._admin, made).start()
-
-    async def _check_store(self) -> None:
-        """Look at the store's promises once it can be asked; a missing right ends the start, an absent store not."""
-        while not self._checked:
-            try:
-                await self._store.check()
-                self._checked = True
-            except StoreError:
-                await asyncio.sleep(0.2)
-            except StartError as exc:
-                self.failed.set_result(exc)
-                return
-
-    async def _tell_share(self) -> None:
-        await asyncio.sleep(SHARE_AFTER_S)
-        proxy = self._proxy
-        if proxy.unprotected:
-            self._log.warning(
-                "unprotected",
-                message="sends without a key are forwarded each time they come; key.missing: reject refuses them",
-                sends=proxy.sends,
-                unprotected=proxy.unprotected,
-            )
 
     # What it says of itself.
 
@@ -246,15 +188,10 @@ class Assembly:
         reasons = []
         if self._proxy.draining:
             reasons.append("draining: this sidecar shuts down")
-        trouble = "" if self._embedded is None else self._embedded.trouble
-        if trouble or self._store.trouble:
-            reasons.append(f"store: {trouble or self._store.trouble}")
-        notes = list(self._store.warnings)
-        if self._embedded is not None:
-            notes.append(LOCAL_STORE)
-        sends = self._proxy.sends
-        share = round(self._proxy.unprotected / sends, 4) if sends else None
-        return Readiness(tuple(reasons), tuple(notes), share)
+        if trouble := self._administration.trouble:
+            reasons.append(f"store: {trouble}")
+        unprotected = share(self._proxy.sends, self._proxy.unprotected)
+        return Readiness(tuple(reasons), tuple(self._administration.notes()), unprotected)
 
     def stats(self) -> dict[str, object]:
         """Totals since this process started."""
@@ -268,31 +205,26 @@ class Assembly:
             "unprotected": self._proxy.unprotected,
         }
 
+    def flying(self, record: RecordId) -> str | None:
+        """The route of the request under this record that runs in this process; None where there is none."""
+        flight = self._flights.get(record)
+        return None if flight is None else flight.claim.route
+
     # SIGHUP.
 
     def reload(self, reread: Callable[[], Config]) -> None:
         """Take routes and policies of the file as it is now; a file with mistakes changes nothing."""
-        try:
-            fresh = reread()
-            self._take_over(fresh)
-        except ConfigError as exc:
-            for finding in exc.findings:
-                self._log.error("configuration", message=str(finding))
-        except StartError as exc:
-            self._log.error("configuration", message=str(exc))
-        else:
-            self._log.info("configuration", message="read again", routes=len(self._config.routes))
-            return
-        self._log.error("configuration", message="the configuration in force stays as it is")
+        reload(reread, self.take_over, self._log)
 
-    def _take_over(self, fresh: Config) -> None:
+    def take_over(self, fresh: Config) -> Config:
+        """Let another configuration take effect, as far as it can without a restart; the one in force then.
+
+        Raises: StartError, and then nothing has changed.
+        """
+        config = carried(self._config, fresh, lambda sentence: self._log.warning("configuration", message=sentence))
         old = {route.name: route for route in self._config.routes}
-        routes = tuple(self._carried(route, old.get(route.name)) for route in fresh.routes)
-        for name in ("listen", "admin", "store", "limits", "drain_s", "log"):
-            if getattr(fresh, name) != getattr(self._config, name):
-                self._log.warning("configuration", message=f"{name.removesuffix('_s')}: changed; needs a restart")
         upstreams = {}
-        for route in routes:
+        for route in config.routes:
             before = old.get(route.name)
             same = before is not None and (before.timeout, before.upstream_keepalive_s, before.ca, before.upstream) == (
                 route.timeout,
@@ -304,41 +236,29 @@ class Assembly:
         kept = set(map(id, upstreams.values()))
         for one in self._proxy.table.upstreams.values():
             if id(one) not in kept:
-                self._hold(one.close())  # what goes on there ends in peace
-        self._config = replace(self._config, routes=routes)
-        self._proxy.table = Table(Router(self._config), upstreams)
-
-    def _carried(self, route: Route, before: Route | None) -> Route:
-        """The route as it takes effect now: what names its records, and where it listens, changes by restart alone."""
-        if before is None:
-            if route.listen:
-                self._log.warning("configuration", message=f"routes.{route.name}.listen: needs a restart")
-            return replace(route, listen=())
-        for name in ("scope", "path", "host", "listen", "upstream"):
-            if getattr(route, name) != getattr(before, name):
-                self._log.warning("configuration", message=f"routes.{route.name}.{name}: changed; needs a restart")
-        return replace(
-            route,
-            scope=before.scope,
-            path=before.path,
-            host=before.host,
-            listen=before.listen,
-            upstream=before.upstream,
-        )
+                # What goes on there ends in peace.
+                self._closing.append(asyncio.get_running_loop().create_task(one.close()))
+        self._config = config
+        self._proxy.table = Table(Router(config), upstreams)
+        return config
 
     # The end.
 
+    def not_ready(self) -> None:
+        """Say that the end is near; requests are served on, each with `Connection: close`."""
+        self._proxy.draining = True
+
     async def drain(self, drain_s: float) -> None:
         """Not ready; new requests are served for `drain_s` more, answered with `Connection: close`."""
-        self._proxy.draining = True
+        self.not_ready()
         self._log.info("draining", seconds=drain_s)
         await asyncio.sleep(drain_s)
 
     async def finish(self) -> int:
         """Listen no more, let what is outstanding end and be recorded; how many outcomes the store has not taken."""
         self._proxy.draining = True
-        for door in self._doors:
-            await door.close()
+        for entrance in self._entrances:
+            await entrance.close()
         await asyncio.sleep(ACCEPTED_S)
         self._proxy.end()
         await self._exchanges.finish()
@@ -358,24 +278,18 @@ class Assembly:
 
     async def close(self) -> None:
         """Drop everything, the store's server last."""
-        for runner in (*self._runners, *([self._admin] if self._admin else [])):
-            await runner.cleanup()
-        for path in self._unix:
-            with suppress(OSError):
-                os.unlink(path)
+        for entrance in self._entrances:
+            await entrance.cleanup()
+        await self._administration.close_listener()
+        self._listening.remove()
         for upstream in self._proxy.table.upstreams.values():
             await upstream.close()
         await self._flights.close()
         await self._store.close()
-        for task in self._tasks:
+        for task in self._closing:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._embedded is not None:
-            await self._embedded.stop()
-
-
-def _wall_ms() -> int:
-    return time.time_ns() // 1_000_000
+        await asyncio.gather(*self._closing, return_exceptions=True)
+        await self._administration.close()
 
 
 def _help_url(config: Config) -> str:

@@ -20,6 +20,8 @@ MAX_AGE_S = 45.0
 KEEP_MARGIN_S = 1.0
 # How many loop turns an upload yields to what wants to be read; more would let a chatty upstream starve it.
 LOOKS = 4
+# How long the loop has to read what was there when the time was over: any turn of it will do.
+OVERTIME_S = 0.01
 RESCUE_BYTES = 64 * 1024
 
 
@@ -62,6 +64,7 @@ class Connection(asyncio.Protocol):
         "_expected_by",
         "_home",
         "_loop",
+        "_overtime",
         "_poll",
         "_reader",
         "_reading_paused",
@@ -93,6 +96,7 @@ class Connection(asyncio.Protocol):
         self._writable: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._expected_by = 0.0
+        self._overtime = 0.0  # the `_expected_by` that was stretched already
         self._age_limit = self._loop.time() + MAX_AGE_S
         self.idle_until = self._age_limit
 
@@ -215,6 +219,11 @@ class Connection(asyncio.Protocol):
             return
         if self._loop.time() < self._expected_by:
             self.expect_by(self._expected_by)
+        elif self._overtime != self._expected_by and not (self._reading_paused or self.closing or self.silent):
+            # Something has arrived and is unread: not the upstream is late but this process, frozen or busy. The
+            # answer that lies in the socket decides an outcome; once, the loop gets to read it.
+            self._overtime = self._expected_by
+            self._timer = self._loop.call_later(OVERTIME_S, self._time_is_up)
         else:
             self._reader.late()
 

@@ -7,14 +7,42 @@ process ends the line, which is how each learns of it.
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
+import pickle
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Self
 
+from sidecar.config import Address, Config
 from sidecar.errors import SidecarError
 
 Message = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What a worker begins with: the configuration as it is in force, not as its file may be by now.
+
+    `number`: its own, from 1. `socket_path`: of the embedded store, empty where it is another's. `places`: address,
+    whether it is a route's own, and for each family the descriptors of the sockets.
+    """
+
+    number: int
+    config: Config
+    socket_path: str
+    places: tuple[tuple[Address, bool, tuple[tuple[int, ...], ...]], ...]
+
+
+def pack(value: object) -> str:
+    """A value of ours, for a message."""
+    return base64.b64encode(pickle.dumps(value)).decode("ascii")
+
+
+def unpack(text: str) -> Any:
+    """A value that `pack` packed, in the process at the other end of a pair of sockets, of the same version."""
+    return pickle.loads(base64.b64decode(text))  # noqa: S301 - nobody else can write there
 
 
 class ControlError(SidecarError):
@@ -35,9 +63,7 @@ class Channel(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     @classmethod
-    async def open(
-        cls, end: socket.socket, heard: Callable[[Message], None], answer: Callable[[Message], Any]
-    ) -> Self:
+    async def open(cls, end: socket.socket, heard: Callable[[Message], None], answer: Callable[[Message], Any]) -> Self:
         """Begin to read at one end of a pair; see `__init__`."""
         loop = asyncio.get_running_loop()
         _, channel = await loop.create_unix_connection(lambda: cls(heard, answer), sock=end)
@@ -89,8 +115,8 @@ class Channel(asyncio.Protocol):
         """Say something, in order with everything else said; lost where the other process is gone."""
         self._write({"tell": word, **values})
 
-    async def ask(self, word: str, limit_s: float, **values: Any) -> Any:
-        """The answer to a question, within `limit_s`.
+    async def ask(self, word: str, limit_s: float | None, **values: Any) -> Any:
+        """The answer to a question, within `limit_s`, or for as long as the other process lives.
 
         Raises: ControlError.
         """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import re
 from ipaddress import ip_address
 
 from aiohttp import web
@@ -28,7 +29,12 @@ class Guard:
 
         Raises: OperatorError.
         """
-        if not self._everywhere and not _is_here(request.headers.get("Host", "")):
+        # RFC 9112 section 3.2.2: the authority of an absolute-form target goes before the Host field.
+        target = request.raw_path
+        host = (
+            request.headers.get("Host", "") if target.startswith("/") else target.partition("://")[2].partition("/")[0]
+        )
+        if not self._everywhere and not _is_here(host):
             # A name of somebody else's that leads here would make its pages this site's own (DNS rebinding).
             raise OperatorError(Refusal.HOST_FOREIGN, "Ask for localhost, or for the address of admin.listen.")
         if not self._token:
@@ -58,9 +64,16 @@ class Guard:
             raise OperatorError(Refusal.CONTENT_NOT_JSON, "Send JSON, with `Content-Type: application/json`.")
 
 
+# RFC 3986 section 3.2.2: an address in brackets, or a name; then perhaps a port, and nothing else.
+HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9.-]+))(?::[0-9]*)?")
+
+
 def _is_here(host: str) -> bool:
     """Whether a Host field names this machine itself, whatever the port."""
-    name = host.partition("]")[0].removeprefix("[") if host.startswith("[") else host.partition(":")[0]
+    match = HOST.fullmatch(host)
+    if match is None:
+        return False
+    name = match[1] or match[2]
     try:
         return ip_address(name).is_loopback
     except ValueError:

@@ -130,7 +130,7 @@ class Incoming:
                     piece = self._held.popleft()
                     self._held_bytes -= len(piece)
                     if self._held_bytes <= LOW_BYTES and self._connection is not None:
-                        self._connection.resume_reading()
+                        self._resume(self._connection)
                     yield piece
                 if self._error is not None:
                     raise self._error
@@ -145,6 +145,11 @@ class Incoming:
         if self._connection is not None:
             self._held.clear()
             self._fail(self._lost("connection_terminated"))
+
+    def _resume(self, connection: Connection) -> None:
+        if connection.reading_paused:
+            connection.resume_reading()
+            self.progress()  # its time ran while nobody would have read a byte
 
     async def _wait(self) -> None:
         self._waiter = self._loop.create_future()

@@ -11,7 +11,7 @@ from sidecar.config import Limits
 from sidecar.content import Content, Memory, MemoryFullError
 from sidecar.errors import Outcome, ProblemError
 from sidecar.fingerprint import Fingerprinter
-from sidecar.server import malformed
+from sidecar.protocol import malformed
 
 # How long a client should stay away when there is nothing better to say.
 AWAY_S = 1.0

@@ -10,7 +10,8 @@ from sidecar.config import Route, UpstreamHost
 from sidecar.content import Content
 from sidecar.errors import LostError, NotSentError, Outcome, ProblemError, Sent
 from sidecar.message import end_to_end, first
-from sidecar.server import NO_CONTENT, Inbound, malformed
+from sidecar.protocol import malformed
+from sidecar.server import NO_CONTENT, Inbound
 from sidecar.upstream import Incoming, Outgoing, Upstream, outgoing_fields
 
 # RFC 9110 section 9.2.1: methods that ask for no action, so that a lost answer loses nothing.

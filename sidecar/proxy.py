@@ -38,8 +38,9 @@ from sidecar.pairs import Pair
 from sidecar.passing import pass_through
 from sidecar.problem import render
 from sidecar.protected import Protected
+from sidecar.protocol import malformed
 from sidecar.routing import Match, Router, discriminated, discriminators
-from sidecar.server import Inbound, malformed
+from sidecar.server import Inbound
 from sidecar.upstream import Upstream
 
 

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import redis.exceptions
 from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection
 from redis.exceptions import RedisError, ResponseError
 
@@ -68,7 +69,10 @@ class Reach:
         try:
             async with asyncio.timeout(max(self.timeout_s, 1.0)):
                 await connection.connect()  # type: ignore[no-untyped-call]  # redis-py types it not
-        except (RedisError, OSError, TimeoutError) as exc:
+        except (TimeoutError, redis.exceptions.TimeoutError) as exc:
+            await drop(connection)
+            raise StoreError(f"{where} does not answer", applied=False) from exc
+        except (RedisError, OSError) as exc:
             await drop(connection)
             raise StoreError(clause(exc), applied=False) from exc
         except asyncio.CancelledError:

@@ -1,39 +1,26 @@
-"""aiohttp's HTTP server as this proxy needs it: exact bytes out, errors in our own words, nothing echoed.
-
-What a client sent is read from aiohttp's parser; what it gets is written here, head and content, byte for byte.
-"""
+"""One request of a client as it came, and its answer as it leaves: head and content, byte for byte."""
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Awaitable, Callable
-from typing import Any, cast
+from typing import cast
 
 from aiohttp import web
-from aiohttp.http import RawRequestMessage
-from aiohttp.http_exceptions import BadHttpMessage, BadHttpMethod, LineTooLong
-from aiohttp.web_protocol import RequestHandler
 
 from sidecar.content import Content
 from sidecar.errors import Outcome, ProblemError
 from sidecar.message import Answer, Fields, first, values
-from sidecar.problem import render
+from sidecar.protocol import HEAD_S, Exact, Malformed, Written, malformed
 
-# Longer than any client keeps an idle connection: one that we close first is an error without a retry in several SDKs.
-KEEP_ALIVE_S = 3630.0
-MAX_FIELDS = 512
 # How much of an answer is handed to the transport before waiting for the client to take it.
 PIECE_BYTES = 64 * 1024
 # RFC 9110 section 6.4.1: answers that never have content.
 NO_CONTENT = (204, 304)
 # RFC 3986 section 3.2.2, and an empty one, which RFC 9112 section 3.2 allows.
 HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-9]*)?")
-# RFC 9110 section 5.6.2: what a method may look like, in the line that the parser quotes in its message as bytes.
-METHOD = re.compile(r"b['\"][!#$%&'*+.^_`|~0-9A-Za-z-]+ ")
 
 Handle = Callable[["Inbound"], Awaitable[bool]]
-Malformed = Callable[[ProblemError], None]
 
 
 class Inbound:
@@ -171,116 +158,23 @@ class Inbound:
             self.request.transport.abort()
 
 
-def malformed(detail: str, status: int = 400) -> ProblemError:
-    """A request that cannot be read."""
-    return ProblemError(Outcome.REQUEST_MALFORMED, detail, status=status)
+class Server(Exact):
+    """Serves one data listener. `handle` writes the whole answer and says whether the connection may go on."""
 
-
-class _Written:
-    """What aiohttp gets as the response: everything is written already."""
-
-    def __init__(self, keep_alive: bool) -> None:
-        self.keep_alive = keep_alive
-
-    async def prepare(self, request: web.BaseRequest) -> None:
-        """Nothing is left to do."""
-
-    async def write_eof(self, data: bytes = b"") -> None:
-        """Nothing is left to do."""
-
-
-class _Refused(_Written):
-    """A problem for a request that the parser refused: nothing of the request is in it."""
-
-    def __init__(self, problem: ProblemError) -> None:
-        super().__init__(keep_alive=False)
-        self._problem = problem
-
-    async def prepare(self, request: web.BaseRequest) -> None:
-        answer = render(self._problem, None)
-        lines = [b"HTTP/1.1 %d %b" % (answer.status, answer.reason)]
-        lines += [b"%b: %b" % line for line in answer.fields]
-        lines += [b"Content-Length: %d" % len(answer.content), b"Connection: close", b"\r\n"]
-        await request.writer.write(b"\r\n".join(lines) + answer.content)
-
-
-class _Connection(RequestHandler):
-    """aiohttp's protocol with error answers of our own."""
-
-    __slots__ = ("_malformed",)
-
-    def __init__(self, server: Server, malformed: Malformed, options: dict[str, Any]) -> None:
-        super().__init__(server, loop=asyncio.get_running_loop(), **options)
-        self._malformed = malformed
-
-    def data_received(self, data: bytes) -> None:
-        """Hand data to the parser; where it breaks within a content, tell whoever reads that content.
-
-        aiohttp queues the error behind the request, whose reader would wait for more until its time is over.
-        """
-        super().data_received(data)
-        if not self._messages or isinstance(self._messages[-1][0], RawRequestMessage):
-            return
-        cut = [payload for message, payload in self._messages if isinstance(message, RawRequestMessage)]
-        if self._current_request is not None:
-            cut.append(self._current_request.content)
-        for payload in cut:
-            if not payload.is_eof():
-                payload.set_exception(web.RequestPayloadError("the content's framing is broken"))
-
-    def handle_error(
+    def __init__(
         self,
-        request: web.BaseRequest,
-        status: int = 500,  # noqa: ARG002 - aiohttp's own signature
-        exc: BaseException | None = None,
-        message: str | None = None,  # noqa: ARG002 - aiohttp's own signature
-    ) -> web.StreamResponse:
-        """Answer what the parser refused; aiohttp's own answer and log line would quote the request."""
-        if request.writer.output_size > 0:
-            raise ConnectionError("an answer is under way")
-        problem = refused(exc, self.max_line_size)
-        self._malformed(problem)
-        return cast(web.StreamResponse, _Refused(problem))
-
-
-def refused(exc: BaseException | None, header_bytes: int) -> ProblemError:
-    """The problem for what aiohttp's parser raised. `header_bytes`: the limit of the request line."""
-    if isinstance(exc, LineTooLong):
-        # The limit tells which of the two it was: that of a field is one byte larger.
-        if exc.args[1] == header_bytes:
-            return malformed(f"The request line is longer than {header_bytes} bytes (limits.header).", 414)
-        return malformed(f"A field is longer than {header_bytes} bytes (limits.header).", 431)
-    if isinstance(exc, BadHttpMethod) and METHOD.search(exc.message):
-        return malformed("This method is not known here.", 405)
-    if isinstance(exc, BadHttpMessage) and exc.message == "Too many headers received":
-        return malformed(f"There are more than {MAX_FIELDS} fields.", 431)
-    return malformed("The request is not HTTP/1.1 as RFC 9112 has it.")
-
-
-class Server(web.Server):
-    """Serves one listener. `handle` writes the whole answer and says whether the connection may go on."""
-
-    def __init__(self, handle: Handle, *, malformed: Malformed, closing: Callable[[], bool], header_bytes: int) -> None:
-        """`malformed` is told of each request that the parser refused. `closing`: as in `Inbound`."""
+        handle: Handle,
+        *,
+        malformed: Malformed,
+        closing: Callable[[], bool],
+        header_bytes: int,
+        head_s: float = HEAD_S,
+    ) -> None:
+        """`closing`: as in `Inbound`; the others as in `protocol.Exact`."""
 
         async def respond(request: web.BaseRequest) -> web.StreamResponse:
             inbound = Inbound(request, closing)
             go_on = await handle(inbound)
-            return cast(web.StreamResponse, _Written(go_on))
+            return cast(web.StreamResponse, Written(go_on))
 
-        self.options: dict[str, Any] = {
-            "auto_decompress": False,
-            "access_log": None,
-            "keepalive_timeout": KEEP_ALIVE_S,
-            "max_line_size": header_bytes,
-            "max_field_size": header_bytes + 1,
-            "max_headers": MAX_FIELDS,
-            # What a refused client still sends is read and dropped this long, so that it can read our answer.
-            "lingering_time": 5.0,
-        }
-        self._malformed = malformed
-        super().__init__(respond, handler_cancellation=True, **self.options)
-
-    def __call__(self) -> RequestHandler:
-        """One connection. A misspelt option raises here: aiohttp itself would drop them all, limits too."""
-        return _Connection(self, self._malformed, self.options)
+        super().__init__(respond, malformed=malformed, header_bytes=header_bytes, head_s=head_s)

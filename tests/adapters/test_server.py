@@ -16,7 +16,8 @@ from harness import Client, raw, raw_bytes, request, until
 from sidecar.content import Content, Memory
 from sidecar.errors import ProblemError
 from sidecar.message import Answer, Fields
-from sidecar.server import KEEP_ALIVE_S, MAX_FIELDS, Inbound, Server
+from sidecar.protocol import KEEP_ALIVE_S, MAX_FIELDS
+from sidecar.server import Inbound, Server
 
 HEADER_BYTES = 4096
 SECRET = b"Bearer hush-hush"

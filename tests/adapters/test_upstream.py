@@ -483,6 +483,29 @@ async def test_silent_upstream_is_lost_when_the_time_is_over() -> None:
     assert scaled(0.28) < took_s < scaled(0.3) + 0.5
 
 
+@both_loops
+@pytest.mark.parametrize("whole", [True, False])
+async def test_answer_that_came_in_time_is_read_though_this_process_was_away_until_later(whole: bool) -> None:
+    def script(peer: Peer) -> None:
+        peer.request()
+        peer.send(OK)
+        peer.server.at.set()
+        peer.read_to_end()
+
+    with RawServer(script) as server:
+        upstream = upstream_of(server, total_s=0.2)
+
+        def away() -> None:
+            assert server.at.wait(10)
+            threading.Event().wait(scaled(0.4))  # beyond the total, the loop standing still
+
+        sending = asyncio.create_task(exchange(upstream, post(), whole=whole))
+        await until(lambda: upstream._pool._open and not upstream._pool._idle)
+        asyncio.get_running_loop().call_soon(away)
+        assert await sending == (200, b"ok")
+        await upstream.close()
+
+
 def trickle(peer: Peer) -> None:
     peer.request()
     peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n")
@@ -536,9 +559,9 @@ async def test_slow_client_of_a_passed_through_upload_is_no_silence_of_the_upstr
 async def test_slow_consumer_of_a_passed_through_answer_is_no_silence_of_the_upstream() -> None:
     size = 8 * MIB
     with RawServer(serve(answer(bytes(size)))) as server:
-        upstream = upstream_of(server, total_s=0.2)
+        upstream = upstream_of(server, total_s=0.5)
         incoming = await upstream.send(post(), whole=False)
-        await asyncio.sleep(scaled(0.7))
+        await asyncio.sleep(scaled(1.2))
         assert len(await content_of(incoming)) == size
         await upstream.close()
 

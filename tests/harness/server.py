@@ -81,6 +81,7 @@ class RedisServer:
         self.port = free_port()
         self.path = self.directory / "s"
         self.options = dict(options or {})
+        self.password = ""  # what it asks for, where a test says so
         self.executable = executable or binary()
         self._process: subprocess.Popen[bytes] | None = None
         self._paused = False
@@ -160,6 +161,10 @@ class RedisServer:
             self._socket.connect(str(self.path))
         if self._stream is None:
             self._stream = self._socket.makefile("rb")
+            if self.password:
+                self._socket.settimeout(scaled(START_DEADLINE_S))
+                self._socket.sendall(encode("AUTH", self.password))
+                _reply(self._stream)
         return self._socket, self._stream
 
     def keys(self) -> list[bytes]:

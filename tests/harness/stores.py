@@ -23,11 +23,11 @@ _numbers = itertools.count(1)
 
 
 @asynccontextmanager
-async def connected(url: str, timeout_s: float = 1.0) -> AsyncIterator[Store]:
-    """A store that serves."""
+async def connected(url: str, timeout_s: float = 1.0, **settings: Any) -> AsyncIterator[Store]:
+    """A store that serves. `settings`: more of `store:`."""
     said: list[str] = []
     store = Store(
-        config.Store(url=url, timeout_s=timeout_s),
+        config.Store(url=url, timeout_s=timeout_s, **settings),
         wall_ms=lambda: time.time_ns() // 1_000_000,
         report=said.append,
         observe=lambda _script, _took_s: None,

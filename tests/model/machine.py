@@ -7,17 +7,17 @@ scripts should agree on something wrong.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from harness.stores import claim, name
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from sidecar.message import Answer
-from sidecar.record import Found, Later, Outstanding, Renewal, Reserved, Settled, Settlement, Verdict
-from sidecar.store import Claim, Terms
 
 from model.record_model import Model, Record
 from model.world import Image, World
+from sidecar.message import Answer
+from sidecar.record import Found, Later, Outstanding, Renewal, Reserved, Settled, Settlement, Verdict
+from sidecar.store import Claim, Terms
 
 # Time goes in steps of STEP_S, and no limit is a multiple of it: the few ms that a real step takes decide nothing.
 STEP_S = 20
@@ -59,12 +59,13 @@ class Attempt:
 
 
 class RecordMachine(RuleBasedStateMachine):
-    """Several attempts under one key, on the store of `world`."""
+    """Several attempts under one key, on the store of `world`, which a class of its own names for each run."""
 
-    def __init__(self, world: World) -> None:
+    world: ClassVar[World]
+
+    def __init__(self) -> None:
         super().__init__()
-        self.world = world
-        self.model = Model(knows_time=world.knows_time)
+        self.model = Model(knows_time=self.world.knows_time)
         self.attempts: list[Attempt] = []
         self.base = replace(claim(), lease_s=LEASE_S, hold_for_s=HOLD_S)
         self.name = name(self.base)
@@ -74,9 +75,10 @@ class RecordMachine(RuleBasedStateMachine):
         self.operated = False
         self.listed_until_s = 0.0
         self.before: dict[str, Any] = {}
-        world.server.flush()
+        self.last: dict[str, Any] = {}
+        self.world.server.flush()
 
-    @initialize(forgets=st.booleans(), operates=st.booleans())
+    @initialize(forgets=st.sampled_from((False, False, True)), operates=st.sampled_from((False, False, True)))
     def choose(self, forgets: bool, operates: bool) -> None:
         """Most runs leave the promises unconditional: a store that keeps its word, and no operator."""
         self.forgets, self.operates = forgets, operates
@@ -122,6 +124,14 @@ class RecordMachine(RuleBasedStateMachine):
         found = self._reserve(one)
         if isinstance(found, Reserved) and one.granted and not one.ended:
             one.alive_until_s = self.model.now + LEASE_S
+
+    @precondition(lambda self: len(self.attempts) < OWNERS)
+    @rule()
+    def take_over(self) -> None:
+        """The step that most stories need: the lease ends, and another attempt begins."""
+        self._wait(4 * STEP_S)
+        self._as_it_was()
+        self.arrive("anyway", "")
 
     def _reserve(self, one: Attempt) -> Found:
         self._look()
@@ -219,7 +229,12 @@ class RecordMachine(RuleBasedStateMachine):
         one.ended = True
         if real is Verdict.RELEASED and not self._disturbed and self.before:
             assert not self.doubts - {one.real.token}, "a key that may have been accepted was freed"
+        self._not_listed_when(real is Verdict.RELEASED)
         self._not_the_owner(one)
+
+    def _not_listed_when(self, freed: bool) -> None:
+        if freed and self.before:
+            assert self.world.listed(self.base.record, self.base.route) == (False, False)
 
     def _granted(self, number: int) -> Attempt:
         granted = [one for one in self.attempts if one.granted]
@@ -251,7 +266,7 @@ class RecordMachine(RuleBasedStateMachine):
 
     @rule()
     def let_the_lease_end(self) -> None:
-        """The step that most stories need."""
+        """Whoever owns the record owns it no more."""
         self._wait(4 * STEP_S)
 
     @precondition(lambda self: self.forgets)
@@ -300,13 +315,16 @@ class RecordMachine(RuleBasedStateMachine):
         self._look()
         real = self.world.do(self.world.ledger.not_sent(replace(self.base, token=b"op"), quiet_s=QUIET_S, forced=False))
         self._same_settled(real, self.model.not_sent(quiet_s=QUIET_S))
+        self._not_listed_when(real.word is Settlement.RELEASED)
 
     @precondition(lambda self: self.operates)
     @rule()
     def forget(self) -> None:
         """The operator frees the key."""
+        self._look()
         real = self.world.do(self.world.ledger.forget(replace(self.base, token=b"op")))
         self._same_settled(real, self.model.forget())
+        self._not_listed_when(real.word is Settlement.FORGOTTEN)
 
     def _same_settled(self, real: Settled, told: Settled) -> None:
         self.operated = True
@@ -356,8 +374,11 @@ class RecordMachine(RuleBasedStateMachine):
     @invariant()
     def a_completed_answer_never_changes(self) -> None:
         """Nor is it prolonged; it goes by its own expiry, or the operator's word."""
+        self._as_it_was()
+
+    def _as_it_was(self) -> None:
         now = self.world.record(self.name)
-        was, self.last = getattr(self, "last", {}), now
+        was, self.last = self.last, now
         if was.get("state") == "completed" and now and not self._disturbed:
             assert now["left_s"] <= was["left_s"]
             assert {**now, "left_s": 0} == {**was, "left_s": 0}

@@ -254,7 +254,6 @@ class Model:
             self._settle_unknown(record, why="answer-lost", seen=seen)
         return Verdict.UNKNOWN
 
-
     # The operator.
 
     def sent(self, token: bytes, answer: Answer, *, ttl_s: float) -> Settled:

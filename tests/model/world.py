@@ -1,8 +1,9 @@
-"""The real store as the machine sees it: commands at once, its record as a value, and time that passes without waiting."""
+"""The real store as the machine sees it: commands at once, its record as a value, time that passes without waiting."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any, Self, TypeVar
 
 from harness import RedisServer
 from harness.stores import connected
+
 from sidecar.ledger import Ledger
 from sidecar.message import Answer, RecordId
 from sidecar.record import unpack_fields
@@ -23,6 +25,27 @@ TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
+class Mistake:
+    """In one script, `old` (which stands there exactly once) becomes `new`."""
+
+    script: str
+    old: str
+    new: str
+
+    def make(self, store: Store) -> None:
+        """Let this store run the script with the mistake in it.
+
+        Raises: AssertionError where it does not fit any more.
+        """
+        text = store._scripts.text[self.script]
+        assert text.count(self.old) == 1, f"{self.script}: {text.count(self.old)} places like {self.old!r}"
+        text = text.replace(self.old, self.new)
+        store._scripts.text[self.script] = text
+        # Not loaded, so the server does not know it and the store runs it by its text.
+        store._scripts.sha[self.script] = hashlib.sha1(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
 class Image:
     """All keys of the store at one time: name, serialised value, ms to live."""
 
@@ -32,12 +55,13 @@ class Image:
 class World:
     """A `Store` on the real server, in a loop that runs only while something is asked."""
 
-    def __init__(self, server: RedisServer, *, knows_time: bool) -> None:
-        """`knows_time`: whether the account may ask for TIME."""
+    def __init__(self, server: RedisServer, *, knows_time: bool, mistake: Mistake | None = None) -> None:
+        """`knows_time`: whether the account may ask for TIME. `mistake`: what is wrong in the scripts, if anything."""
         self.server = server
         self.knows_time = knows_time
         self.store: Store
         self.ledger: Ledger
+        self._mistake = mistake
         self._loop = asyncio.new_event_loop()
         self._stack = AsyncExitStack()
 
@@ -48,9 +72,13 @@ class World:
             url = url.replace("redis://", "redis://plain:secret@")
         self.store = self.do(self._stack.enter_async_context(connected(url, TIMEOUT_S)))
         self.ledger = Ledger(self.store)
+        if self._mistake is not None:
+            self._mistake.make(self.store)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.do(self._stack.aclose())
         self._loop.close()
         if not self.knows_time:
@@ -65,7 +93,8 @@ class World:
     def wait(self, seconds: float) -> None:
         """Do to every key what waiting does to it, and to the times within them what waiting does to their age."""
         passed_ms = round(seconds * 1000)
-        for name in self.server.keys():
+        names = self.server.keys()
+        for name in names:
             left_ms = self._number("PTTL", name)
             assert left_ms >= 0, f"{name!r} has no expiry"
             if left_ms <= passed_ms:
@@ -88,7 +117,8 @@ class World:
     def image(self) -> Image:
         """Everything that stands in the store now."""
         found = []
-        for name in self.server.keys():
+        names = self.server.keys()
+        for name in names:
             value = self.server.command("DUMP", name)
             assert isinstance(value, bytes)
             found.append((name, value, self._number("PTTL", name)))
@@ -112,7 +142,8 @@ class World:
 
     def eternal(self) -> list[bytes]:
         """The keys without an expiry."""
-        return [name for name in self.server.keys() if self._number("PTTL", name) == -1]
+        names = self.server.keys()
+        return [name for name in names if self._number("PTTL", name) == -1]
 
     def record(self, name: str) -> dict[str, Any]:
         """A record's fields and `left_s`, in the words of the model's record; empty where there is none."""

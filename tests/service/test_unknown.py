@@ -243,7 +243,9 @@ async def test_twins_after_an_unknown_outcome_send_once(shared: Lab) -> None:
 
 
 @pytest.mark.case("C155")
-@pytest.mark.parametrize("first", [LOST, answer(503), answer(500), stall(), cut_content()], ids=str)
+@pytest.mark.parametrize(
+    "first", [LOST, answer(503), answer(500), stall(), cut_content()], ids=["reset", "503", "500", "silent", "cut"]
+)
 async def test_own_attempts_repeat_a_loss_with_the_same_key_where_twins_are_guarded(
     shared: Lab, first: object, request: pytest.FixtureRequest
 ) -> None:
@@ -258,7 +260,9 @@ async def test_own_attempts_repeat_a_loss_with_the_same_key_where_twins_are_guar
 @pytest.mark.case("C155")
 @pytest.mark.parametrize("route", ["again-plain", "again-unguarded"])
 @pytest.mark.parametrize(
-    ("first", "status"), [(LOST, 504), (answer(503), 503), (answer(500), 500), (answer(504), 504)], ids=str
+    ("first", "status"),
+    [(LOST, 504), (answer(503), 503), (answer(500), 500), (answer(504), 504)],
+    ids=["reset", "503", "500", "504"],
 )
 async def test_own_attempts_never_repeat_what_could_be_a_second_mail(
     shared: Lab, route: str, first: object, status: int

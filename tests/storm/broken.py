@@ -72,11 +72,7 @@ BROKEN: dict[str, Broken] = {
         frozenset(("accepted-twice",)),
     ),
     "refusal-without-owner-check": Broken(
-        (
-            Patch(
-                "lua/complete.lua", "if refusal then return {'stale'} end\nreturn complete()", "return complete()"
-            ),
-        ),
+        (Patch("lua/complete.lua", "if refusal then return {'stale'} end\nreturn complete()", "return complete()"),),
         CUT_OFF.only(
             fates={"refuse-slow": 30, "accept": 20, "accept-late": 20, "accept-reset": 15, "accept-stall": 15},
             manners={"patient": 70, "hasty": 30},
@@ -99,7 +95,9 @@ BROKEN: dict[str, Broken] = {
     "former-owner-overwrites": Broken(
         (
             Patch(
-                "lua/complete.lua", "if record.state == 'completed' then", "if record.state == 'completed' and refusal then"
+                "lua/complete.lua",
+                "if record.state == 'completed' then",
+                "if record.state == 'completed' and refusal then",
             ),
         ),
         CUT_OFF.only(
@@ -122,7 +120,8 @@ BROKEN: dict[str, Broken] = {
         (
             Patch(
                 "link.py",
-                "            self._fail(self._written, self.trouble, applied=None)\n            self._break(self.trouble)\n",
+                "            self._fail(self._written, self.trouble, applied=None)\n"
+                "            self._break(self.trouble)\n",
                 "            late = deque(command for command in self._written if command.deadline <= now)\n"
                 "            self._written = deque(command for command in self._written if command.deadline > now)\n"
                 "            self._fail(late, self.trouble, applied=None)\n",
@@ -133,9 +132,9 @@ BROKEN: dict[str, Broken] = {
     ),
     "refusal-settles-an-unknown": Broken(
         (Patch("lua/complete.lua", "if refusal and record.earlier then", "if false then"),),
-        Mix().only(fates={"accept-reset": 30, "accept-stall": 20, "refuse-unseen": 50}, faults={"front-cut": 1}).biased(
-            native_share=1
-        ),
+        Mix()
+        .only(fates={"accept-reset": 30, "accept-stall": 20, "refuse-unseen": 50}, faults={"front-cut": 1})
+        .biased(native_share=1),
         frozenset(("refusal-after-acceptance",)),
     ),
     "sent-no-whatever-was-before": Broken(

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness import Client, NoAnswerError, Parsed, request, scaled
-from sidecar.message import Answer
 
+from sidecar.message import Answer
 from storm.history import Arrival, End, History
 from storm.mix import HOLD, NATIVE, Mix, draw, some_s, source
 from storm.provider import digest
@@ -80,7 +80,8 @@ class Clients:
                 return
             if settled:
                 more -= 1
-            await asyncio.sleep(some_s(rng, 0.0, 1.5) if rng.random() < 0.6 else 0.0)
+            at_once = rng.random() < 0.4 and arrival.end is not End.REFUSED
+            await asyncio.sleep(0.0 if at_once else some_s(rng, 0.1, 1.5))
 
     async def arrive(self, one: Mail, rng: random.Random, manner: str, sidecar: int | None = None) -> Arrival:
         """One request in one manner, through any sidecar unless one is given."""

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from harness import Turn, Upstream, scaled
 from harness.behaviours import At, Behaviour
 from harness.wire import every, first, read_content
-from sidecar.message import Answer
 
+from sidecar.message import Answer
 from storm.history import History, Request
 from storm.mix import NATIVE, STORED_BYTES, TOTAL_S, WINDOW_S, Mix, draw, some_s, source
 

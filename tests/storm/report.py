@@ -65,15 +65,21 @@ def story(history: History, key: str) -> str:
     if not lines:
         return ""
     begin_s, end_s = min(lines)[0], max(lines)[0]
+    lines += _of_faults(history, begin_s - 2, end_s + 2)
+    text = [f"{at_s - begin_s:9.3f}  {what}" for at_s, what in sorted(lines)]
+    text += [f"{'at the end':>9} {record}" for record in history.left if record.key == key]
+    return "\n".join([f"key {key}", *text])
+
+
+def _of_faults(history: History, begin_s: float, end_s: float) -> list[tuple[float, str]]:
+    lines: list[tuple[float, str]] = []
     for fault in history.faults:
-        if fault.during(begin_s - 2, end_s + 2):
+        if fault.during(begin_s, end_s):
             where = "" if fault.target < 0 else f" of sidecar {fault.target}"
             lines.append((fault.begin_s, f"fault     {fault.kind}{where}"))
             if fault.end_s is not None and fault.end_s - fault.begin_s > 0.001:
                 lines.append((fault.end_s, f"fault     {fault.kind}{where} is over"))
-    text = [f"{at_s - begin_s:9.3f}  {what}" for at_s, what in sorted(lines)]
-    text += [f"{'at the end':>9} {record}" for record in history.left if record.key == key]
-    return "\n".join([f"key {key}", *text])
+    return lines
 
 
 def _of_arrival(one: Arrival) -> list[tuple[float, str]]:

@@ -1,4 +1,4 @@
-"""One run: three sidecars on one store before one upstream, clients and faults for a while, then quiet, then the judge."""
+"""One run: three sidecars on one store before one upstream; clients and faults for a while, quiet, the judge."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -204,7 +205,8 @@ class Storm:
     def _look(self) -> None:
         """Note what has no expiry."""
         with contextlib.suppress(OSError):
-            for name in self.store.keys():
+            names = self.store.keys()
+            for name in names:
                 if self.store.command("PTTL", name) == -1:
                     self.history.eternal.append(name.decode())
 
@@ -230,9 +232,10 @@ class Storm:
                 self.history.stuck.append(one.key)
 
         await asyncio.gather(*(settle(one) for one in clients.mails))
-        await asyncio.gather(*(until(lambda one=one: self._idle(one), 10) for one in self.sidecars))
+        await asyncio.gather(*(until(partial(self._idle, one), 10) for one in self.sidecars))
         self._look()
-        self.history.left = [left for name in self.store.keys() if (left := self._left(name.decode()))]
+        names = self.store.keys()
+        self.history.left = [left for name in names if (left := self._left(name.decode()))]
 
     async def _idle(self, one: Sidecar) -> bool:
         return await one.metric("sidecar_unsettled") == 0 and await one.metric("sidecar_outstanding") == 0

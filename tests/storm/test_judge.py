@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from sidecar.message import Answer, Fields
 
+from sidecar.message import Answer, Fields
 from storm.history import PROBLEM, Arrival, End, Fault, History, Left, Request, RouteRules
 from storm.judge import judge
 
@@ -321,7 +321,7 @@ def test_request_of_half_an_upload_is_found() -> None:
 
 
 @pytest.mark.parametrize("changes", [{"key": "hold-2"}, {"digest": "other"}])
-def test_request_that_is_not_what_was_sent_is_found(changes: dict[str, str]) -> None:
+def test_request_that_is_not_what_was_sent_is_found(changes: dict[str, Any]) -> None:
     run = Written()
     run.read(run.arrive(), accepted=False, **changes)
     assert run.found() == {"altered"}
