@@ -71,7 +71,7 @@ lock: $(VENV)/.runtime ## Write constraints/ anew; ARGS=--upgrade takes newer re
 	@if grep -n '://' constraints/*.txt; then echo 'constraints/ must hold no address'; exit 1; fi
 
 image: ## The container image, by docker build (DOCKER=podman works too)
-	$(DOCKER) build --build-arg VERSION=$(VERSION) -t email-idempotency-sidecar:$(VERSION) .
+	$(DOCKER) build --build-arg VERSION=$(VERSION) -t email-idempotency-sidecar:$(VERSION) -t email-idempotency-sidecar .
 
 clean: ## Remove .venv, build output and caches (never ./data: it holds records)
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .grimp_cache .import_linter_cache .hypothesis .coverage .coverage.*

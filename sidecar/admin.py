@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -19,6 +19,7 @@ from sidecar.metrics import Metrics
 from sidecar.problem import TYPE
 
 OPEN = ("/livez", "/readyz", "/metrics")
+REFRESHED = ("/readyz", "/metrics", "/v1/stats")
 # What an operator or a client should do about each problem; `sent` stands in the table.
 ADVICE = {
     Outcome.NO_ROUTE: "No route is mounted at this path, host or listener. `sidecar check` prints the routes.",
@@ -60,13 +61,18 @@ class Admin:
         stats: Callable[[], dict[str, object]],
         guard: Guard,
         records: RecordPages,
+        refresh: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`guard`: who may ask for more than health and metrics. `records`: the pages at `/v1/records`."""
+        """`guard`: who may ask for more than health and metrics. `records`: the pages at `/v1/records`.
+
+        `refresh`, bounded in time: what must have been asked before readiness, metrics and totals are told.
+        """
         self._metrics = metrics
         self._readiness = readiness
         self._stats = stats
         self._guard = guard
         self._records = records
+        self._refresh = refresh
         self._pages: dict[str, Callable[[], web.Response]] = {
             "/livez": lambda: _json({"live": True}),
             "/readyz": self._ready,
@@ -93,6 +99,8 @@ class Admin:
             self._guard.admit(request)
         if request.method not in ("GET", "HEAD"):
             raise OperatorError(Refusal.METHOD_REFUSED, "Only GET is served here.")
+        if self._refresh is not None and path in REFRESHED:
+            await self._refresh()
         return page()
 
     def _ready(self) -> web.Response:

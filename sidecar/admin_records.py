@@ -43,7 +43,7 @@ WORDS = {
     Settlement.COMPLETED: "Settled as sent: it is not sent again, and a retry is told so.",
     Settlement.AGAIN: "It had been settled as sent before: nothing was changed.",
     Settlement.RELEASED: "Settled as not sent: the key is free, and its next request is forwarded.",
-    Settlement.FORGOTTEN: "Forgotten: the key is free, and its next request is forwarded.",
+    Settlement.FORGOTTEN: "Forgotten: the key is free. Its next request is sent, even if a mail has left before.",
     Settlement.ABSENT: "There is no record any more: the key is free, and its next request is forwarded.",
 }
 

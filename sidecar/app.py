@@ -1,4 +1,4 @@
-"""The process: descriptors, the embedded store, the event loop, signals, and the exit code."""
+"""The process: descriptors, the embedded store, the workers, the event loop, signals, and the exit code."""
 
 from __future__ import annotations
 
@@ -10,19 +10,48 @@ import signal
 import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from sidecar import __version__
 from sidecar.config import Config, Limits
 from sidecar.embedded import Embedded
 from sidecar.errors import StartError
+from sidecar.listeners import Listening
 from sidecar.logline import Foreign, Log
-
-if TYPE_CHECKING:
-    from sidecar.assembly import Assembly
+from sidecar.workers import Workers
 
 # Beside two descriptors an exchange (client, upstream): listeners, the store, the loop, idle clients, spooled content.
 SPARE_DESCRIPTORS = 256
+
+
+class Running(Protocol):
+    """The sidecar, of one process or of several: `Assembly` or `Supervisor`."""
+
+    failed: asyncio.Future[StartError]
+
+    async def start(self) -> None:
+        """Serve. Raises: StartError."""
+        ...
+
+    def reload(self, reread: Callable[[], Config]) -> None:
+        """Read the configuration again."""
+        ...
+
+    async def drain(self, drain_s: float) -> None:
+        """Not ready; serve for `drain_s` more."""
+        ...
+
+    async def finish(self) -> int:
+        """End in peace; how many outcomes the store has not taken."""
+        ...
+
+    async def finish_now(self) -> int:
+        """End at once; how many outcomes the store has not taken."""
+        ...
+
+    async def close(self) -> None:
+        """Drop everything."""
+        ...
 
 
 def serve(config: Config, *, reread: Callable[[], Config]) -> int:
@@ -32,11 +61,11 @@ def serve(config: Config, *, reread: Callable[[], Config]) -> int:
     """
     log = Log(config.log)
     logging.basicConfig(handlers=[Foreign(log)], force=True)
-    config = replace(config, limits=_fitting(config.limits, log))
+    config = replace(config, limits=_fitting(config, log))
 
     def fresh() -> Config:
         again = reread()
-        return replace(again, limits=_fitting(again.limits, None))
+        return replace(again, limits=_fitting(again, None))
 
     embedded = None
     if config.store.url.startswith("embedded:"):
@@ -47,17 +76,43 @@ def serve(config: Config, *, reread: Callable[[], Config]) -> int:
         )
         embedded.launch()
     try:
-        # Imported only now: the store's server starts beside it. uvloop is not to be had everywhere.
+        # Imported only now: the store's server starts beside it.
+        if config.workers > 1:
+            return _serve_with_workers(config, log, fresh, embedded)
         from sidecar.assembly import Assembly
 
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            return runner.run(_live(config, log, embedded, Assembly, fresh))
+        return _run(config, log, fresh, lambda: Assembly(config, log, embedded))
     finally:
         if embedded is not None:
             embedded.kill()
 
 
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def _serve_with_workers(config: Config, log: Log, fresh: Callable[[], Config], embedded: Embedded | None) -> int:
+    """Bind, start the workers, and import beside them."""
+    listening = Listening(lambda sentence: log.warning("listen", message=sentence))
+    socket_path = "" if embedded is None else embedded.socket_path
+    try:
+        places = tuple(listening.places(config, config.workers))
+        workers = Workers(config, places, socket_path=socket_path, log=log)
+        workers.spawn()
+        try:
+            from sidecar.supervisor import Supervisor
+
+            return _run(config, log, fresh, lambda: Supervisor(config, log, embedded, workers, listening))
+        finally:
+            workers.kill()
+    finally:
+        listening.remove()
+
+
+def _run(config: Config, log: Log, fresh: Callable[[], Config], make: Callable[[], Running]) -> int:
+    # uvloop is not to be had everywhere.
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        return runner.run(_live(config, log, make, fresh))
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """The faster event loop, where it is installed."""
     try:
         import uvloop
     except ImportError:
@@ -65,13 +120,18 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-def _fitting(limits: Limits, log: Log | None) -> Limits:
+def _fitting(config: Config, log: Log | None) -> Limits:
     """The limits with as many outstanding requests as there are descriptors for; `log` is told where that is fewer.
 
-    Raises: StartError where the configuration asks for more than the system gives.
+    Workers inherit what this process may have. Raises: StartError where the configuration asks for more than the
+    system gives.
     """
+    limits, spare = config.limits, SPARE_DESCRIPTORS
+    if config.workers > 1:
+        # Each worker has the sockets of all, two families an address.
+        spare += 2 * config.workers * (len(config.listen) + sum(len(route.listen) for route in config.routes))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    need = 2 * limits.outstanding + SPARE_DESCRIPTORS
+    need = 2 * limits.outstanding + spare
     ceiling = need if hard == resource.RLIM_INFINITY else hard
     if soft != resource.RLIM_INFINITY and soft < min(need, ceiling):
         try:
@@ -80,7 +140,7 @@ def _fitting(limits: Limits, log: Log | None) -> Limits:
             ceiling = soft
     if need <= ceiling:
         return limits
-    fits = max(1, (ceiling - SPARE_DESCRIPTORS) // 2)
+    fits = max(1, (ceiling - spare) // 2)
     if limits.outstanding != Limits().outstanding:
         raise StartError(
             f"limits.outstanding: {limits.outstanding} needs {need} file descriptors and this process may have"
@@ -92,11 +152,9 @@ def _fitting(limits: Limits, log: Log | None) -> Limits:
     return replace(limits, outstanding=fits)
 
 
-async def _live(
-    config: Config, log: Log, embedded: Embedded | None, assembly: type[Assembly], reread: Callable[[], Config]
-) -> int:
+async def _live(config: Config, log: Log, make: Callable[[], Running], reread: Callable[[], Config]) -> int:
     loop = asyncio.get_running_loop()
-    running = assembly(config, log, embedded)
+    running = make()
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signals.put_nowait, number)
@@ -138,7 +196,7 @@ async def _first(
     return task.result()
 
 
-async def _end(running: Assembly, signals: asyncio.Queue[signal.Signals], drain_s: float) -> int:
+async def _end(running: Running, signals: asyncio.Queue[signal.Signals], drain_s: float) -> int:
     """Drain and finish; a second signal ends it now and makes the exit code 1."""
     loop = asyncio.get_running_loop()
 

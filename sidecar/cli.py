@@ -18,7 +18,7 @@ from sidecar import __version__
 from sidecar.config import Config
 from sidecar.errors import ConfigError, SidecarError
 from sidecar.keys_cli import keys
-from sidecar.options import config_option, read
+from sidecar.options import admin_option, config_option, read, running
 
 FINE, FAILED, BAD_USAGE = 0, 1, 2
 
@@ -130,12 +130,13 @@ def stand_in(host: str, port: int, mode: str, delay: str, native: bool) -> int:
 
 @commands.command()
 @config_option
+@admin_option
 @click.option("--json", "as_json", is_flag=True, help="Print the answer as it came.")
-def stats(path: str, as_json: bool) -> int:
+def stats(path: str, admin: str, as_json: bool) -> int:
     """Print what a running sidecar has counted."""
     from sidecar import probe
 
-    found = probe.stats(read(path))
+    found = probe.stats(running(path, admin))
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return FINE
@@ -157,12 +158,13 @@ def _table(found: dict[str, Any]) -> list[str]:
 
 @commands.command()
 @config_option
+@admin_option
 @click.option("--ready", is_flag=True, help="Ask /readyz: can it serve? Default: /livez, does it live?")
-def healthcheck(path: str, ready: bool) -> int:
+def healthcheck(path: str, admin: str, ready: bool) -> int:
     """Ask a running sidecar whether it is well."""
     from sidecar import probe
 
-    probe.health(read(path), ready=ready)
+    probe.health(running(path, admin), ready=ready)
     return FINE
 
 

@@ -207,7 +207,7 @@ class Exchanges:
             self._log.error("exchange-failed", exc, route=flight.claim.route, record=flight.claim.record)
             course.close()
             await self._cut_short(flight)
-            return Reply(flight.claim.attempt, problem=_own_fault(flight))
+            return Reply(flight.claim.attempt, problem=_own_fault(flight, sending))
         finally:
             sending.content.close()
         reply.upstream_s = took_s
@@ -298,7 +298,7 @@ class Exchanges:
     async def _settle(self, sending: Sending, flight: Flight, course: _Course) -> Reply:
         received = course.received
         if received is None:
-            return await self._settle_failure(flight, course)
+            return await self._settle_failure(sending, flight, course)
         status = received.answer.status
         refusal = not 200 <= status < 300
         if course.class_ is AnswerClass.FINAL and not (refusal and course.lost_before):
@@ -313,16 +313,17 @@ class Exchanges:
             reply.problem = _too_large_to_pass(flight, course, status)
         return reply
 
-    async def _settle_failure(self, flight: Flight, course: _Course) -> Reply:
+    async def _settle_failure(self, sending: Sending, flight: Flight, course: _Course) -> Reply:
         failure = course.failure
         attempt = flight.claim.attempt
         if isinstance(failure, NotSentError) and not course.lost_before:
             verdict = await self._flights.settle(flight, self._release(flight))
             free = not flight.claim.earlier_unknown and verdict not in (Verdict.UNKNOWN, Verdict.STALE)
-            return Reply(attempt, problem=_unreachable(failure) if free else _unknown(failure.reason))
+            return Reply(attempt, problem=_unreachable(failure) if free else _unknown(failure.reason, sending))
         seen = failure.status if isinstance(failure, LostError) else None
         await self._flights.settle(flight, self._lose(flight, seen))
-        return Reply(attempt, problem=_unknown(failure.reason if failure is not None else "connection_terminated"))
+        reason = failure.reason if failure is not None else "connection_terminated"
+        return Reply(attempt, problem=_unknown(reason, sending))
 
     def _complete(self, sending: Sending, flight: Flight, received: _Received, refusal: bool) -> LastWord:
         kept = not received.dropped and received.content.size <= self._stored_bytes
@@ -398,17 +399,24 @@ def _unreachable(failure: NotSentError) -> ProblemError:
     )
 
 
-def _unknown(reason: str) -> ProblemError:
+def _unknown(reason: str, sending: Sending) -> ProblemError:
+    next_ = (
+        "Look for it in the provider's log, and settle the key: `sidecar keys show KEY`, then `sidecar keys resolve`."
+        " A repeat under this key is answered by what is known then."
+    )
+    if sending.policy.unknown is Unknown.RESEND and sending.route.native is not None:
+        next_ = (
+            "Repeat the same request: it goes out again under the key that the provider knows, which makes no second"
+            " mail of it."
+        )
     return ProblemError(
         Outcome.OUTCOME_UNKNOWN,
-        "The request was sent and no complete answer came, so a mail may have left. Look for it in the provider's"
-        " log, and settle the key: `sidecar keys show KEY`, then `sidecar keys resolve`. A repeat under this key is"
-        " answered by what is known then.",
+        f"The request was sent and no complete answer came, so a mail may have left. {next_}",
         proxy_status=reason if reason.replace("_", "").isalpha() else "connection_terminated",
     )
 
 
-def _own_fault(flight: Flight) -> ProblemError:
+def _own_fault(flight: Flight, sending: Sending) -> ProblemError:
     if flight.begun or flight.claim.earlier_unknown:
-        return _unknown("proxy_internal_error")
+        return _unknown("proxy_internal_error", sending)
     return ProblemError(Outcome.INTERNAL_ERROR, "A fault of the sidecar, before anything was sent. Repeat the request.")

@@ -53,6 +53,7 @@ class Flight:
         "settled",
         "ttl_s",
         "window_until_s",
+        "word_doubtful",
     )
 
     def __init__(self, claim: Claim, *, asked_at_s: float, ttl_s: float, window_left_ms: int, protected: bool) -> None:
@@ -70,6 +71,7 @@ class Flight:
         self.settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.last_word: LastWord | None = None
         self.doubtful = False
+        self.word_doubtful = False
         # Whether the first byte may have been written: from here on nobody may say that nothing was sent.
         self.begun = False
 
@@ -256,8 +258,10 @@ class Flights:
                 verdict = await flight.last_word(running_s() - flight.reserved_at_s)
             except StoreError as exc:
                 flight.doubtful = flight.doubtful or exc.applied is None
+                flight.word_doubtful = flight.word_doubtful or exc.applied is None
                 self._metrics.count("sidecar_store_errors", "settle")
-                if exc.applied is None:
+                if flight.word_doubtful:
+                    # The word may have been applied. A renewal behind it would put up a record that nobody owns.
                     return None
             else:
                 self._end(flight, verdict)

@@ -14,7 +14,7 @@ import click
 
 from sidecar.config import Config
 from sidecar.errors import SidecarError
-from sidecar.options import config_option, read
+from sidecar.options import admin_option, config_option, running
 
 Record = dict[str, Any]
 
@@ -46,6 +46,7 @@ def keys() -> None:
 
 @keys.command("list")
 @config_option
+@admin_option
 @route_option
 @click.option(
     "--state",
@@ -56,9 +57,9 @@ def keys() -> None:
 )
 @click.option("--limit", default=50, show_default=True, type=click.IntRange(1, 10_000), help="At most so many.")
 @json_option
-def list_(path: str, route: str, state: str, limit: int, as_json: bool) -> None:
+def list_(path: str, admin: str, route: str, state: str, limit: int, as_json: bool) -> None:
     """List records, the latest change first."""
-    records, more = _list(read(path), route, state, limit)
+    records, more = _list(running(path, admin), route, state, limit)
     if as_json:
         click.echo(json.dumps({"records": records, "more": more}, indent=2))
         return
@@ -72,13 +73,14 @@ def list_(path: str, route: str, state: str, limit: int, as_json: bool) -> None:
 
 @keys.command()
 @config_option
+@admin_option
 @route_option
 @key_argument
 @click.option("--content", is_flag=True, help="With the recorded answer; needs admin.token.")
 @json_option
-def show(path: str, route: str, key: str, content: bool, as_json: bool) -> None:
+def show(path: str, admin: str, route: str, key: str, content: bool, as_json: bool) -> None:
     """Show one record, by its id or the text of its key."""
-    config = read(path)
+    config = running(path, admin)
     record = _find(config, key, route)
     if content:
         query = urlencode({"content": 1, "route": record["route"] or ""})
@@ -92,6 +94,7 @@ def show(path: str, route: str, key: str, content: bool, as_json: bool) -> None:
 
 @keys.command()
 @config_option
+@admin_option
 @route_option
 @key_argument
 @click.option("--sent", is_flag=True, help="The provider accepted it: retries are told so, and nothing is sent.")
@@ -104,6 +107,7 @@ def show(path: str, route: str, key: str, content: bool, as_json: bool) -> None:
 @json_option
 def resolve(
     path: str,
+    admin: str,
     route: str,
     key: str,
     sent: bool,
@@ -118,7 +122,7 @@ def resolve(
         raise click.UsageError("say either --sent or --not-sent")
     if not_sent and (provider_id or answer is not None):
         raise click.UsageError("--id and --answer go with --sent")
-    config = read(path)
+    config = running(path, admin)
     record = _find(config, key, route)
     given: Record = {"outcome": "sent" if sent else "not-sent", "force": force}
     if provider_id:
@@ -130,12 +134,13 @@ def resolve(
 
 @keys.command()
 @config_option
+@admin_option
 @route_option
 @key_argument
 @json_option
-def forget(path: str, route: str, key: str, as_json: bool) -> None:
+def forget(path: str, admin: str, route: str, key: str, as_json: bool) -> None:
     """Free a key, whatever is known of it: its next request is sent."""
-    config = read(path)
+    config = running(path, admin)
     _change(config, _find(config, key, route), "forget", {}, as_json)
 
 

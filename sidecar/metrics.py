@@ -33,6 +33,10 @@ COUNTERS = {
     "sidecar_requests": ("Requests by route and outcome.", ("route", "outcome")),
     "sidecar_answers": ("Answers of the upstream by route and class: final, free, lost.", ("route", "class")),
     "sidecar_resends": ("Attempts after an unknown one, with or without a provider key.", ("route", "native")),
+    "sidecar_passed_with_key": (
+        "Requests with a key that no entry of `sends` names: nothing protects them.",
+        ("route",),
+    ),
     "sidecar_leases_lost": ("Attempts whose record had another owner, or none, at their last word.", ("route",)),
     "sidecar_records_unreadable": ("Records of a foreign version, or corrupt.", ("route",)),
     "sidecar_store_errors": ("Commands the store did not answer as asked, by script.", ("script",)),

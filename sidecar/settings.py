@@ -292,7 +292,7 @@ ROOT_SETTINGS = (
     ),
     Setting("admin", ADMIN, "The admin interface."),
     Setting("store", STORE, "Where records are kept."),
-    Setting("workers", Only(1, "more than one worker"), "How many processes serve."),
+    Setting("workers", Whole(1, 64), "How many processes serve: about one for each core."),
     Setting(
         "drain",
         Duration(zero=True),

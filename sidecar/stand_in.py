@@ -259,7 +259,8 @@ class StandIn:
 
     async def _put_mode(self, request: web.Request) -> web.StreamResponse:
         try:
-            wanted = json.loads(await request.read())
+            text = (await request.text()).strip()
+            wanted = {"mode": text} if text in set(Mode) else json.loads(text)
             if not isinstance(wanted, dict) or not wanted.keys() <= {"mode", "delay", "times"}:
                 raise ValueError("an object with mode, delay and times is needed")
             times = wanted.get("times")
@@ -331,7 +332,9 @@ async def _serve(provider: StandIn) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopped.set)
     async with provider:
-        _print(f"stand-in provider on {provider.url} (GET /_accepted, PUT /_mode); Ctrl-C ends it")
+        _print(
+            f"stand-in provider on {provider.url} (GET /_accepted, PUT /_mode with a mode: {', '.join(Mode)}); Ctrl-C ends it"
+        )
         await stopped.wait()
 
 

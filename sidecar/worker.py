@@ -9,9 +9,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import signal
 import socket
 import sys
+import time
+import traceback
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NoReturn
@@ -30,6 +33,8 @@ from sidecar.message import RecordId
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # How long the last words may take to the supervisor, which may be frozen.
 LAST_WORDS_S = 1.0
+# How long its first clients may wait for its connections to the store.
+STORE_S = 0.5
 
 
 class NumberedLog(Log):
@@ -77,7 +82,8 @@ class Worker:
         """Do what is told, until the end; how many outcomes the store has not taken."""
         while True:
             message = asyncio.get_running_loop().create_task(told.get())
-            await asyncio.wait([message, *([self._ending] if self._ending else [])], return_when="FIRST_COMPLETED")
+            awaited: set[asyncio.Task[Any]] = {message, *([self._ending] if self._ending else [])}
+            await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
             if self._ending is not None and self._ending.done():
                 message.cancel()
                 return self._ending.result()
@@ -125,7 +131,7 @@ class Worker:
 async def _work(number: int, end: socket.socket) -> int:
     loop = asyncio.get_running_loop()
     told: asyncio.Queue[Message] = asyncio.Queue()
-    channel = await Channel.open(end, told.put_nowait, lambda message: worker.answer(message))
+    channel = await Channel.open(end, told.put_nowait, lambda asked: worker.answer(asked))  # noqa: PLW0108 - not there yet
     channel.gone.add_done_callback(lambda _: told.put_nowait({"tell": "gone"}))
     begin = await told.get()
     if begin["tell"] == "gone":
@@ -138,6 +144,7 @@ async def _work(number: int, end: socket.socket) -> int:
         logging.basicConfig(handlers=[Foreign(log)], force=True)
         running = Assembly(orders.config, log, None, Member(_places(orders), orders.socket_path))
         await running.start()
+        await _store_answers(running)
     except StartError as exc:
         channel.tell("failed", sentence=str(exc))
         await _hang_up(channel)
@@ -151,6 +158,13 @@ async def _work(number: int, end: socket.socket) -> int:
     await running.close()
     await _hang_up(channel)
     return 1 if left else 0
+
+
+async def _store_answers(running: Assembly) -> None:
+    """Wait a little for the store: until this worker serves, the others have its clients."""
+    until_s = time.monotonic() + STORE_S
+    while running.readiness().reasons and time.monotonic() < until_s:  # noqa: ASYNC110 - once a process
+        await asyncio.sleep(0.01)
 
 
 def _places(orders: Orders) -> tuple[Place, ...]:
@@ -180,8 +194,16 @@ def main() -> NoReturn:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     end = socket.socket(fileno=descriptor)
     end.setblocking(False)
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        sys.exit(runner.run(_work(number, end)))
+    try:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            code = runner.run(_work(number, end))
+    except Exception as exc:  # noqa: BLE001 - the outermost edge
+        # Its text may quote a request or a secret; where it arose says enough.
+        frame = traceback.extract_tb(exc.__traceback__)[-1]
+        place = f"{type(exc).__name__} in {os.path.basename(frame.filename)}, line {frame.lineno}"
+        sys.stderr.write(f"sidecar: worker {number} failed unexpectedly: {place}\n")
+        code = 1
+    sys.exit(code)
 
 
 if __name__ == "__main__":

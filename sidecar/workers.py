@@ -367,7 +367,7 @@ class Workers:
         """Wait until all have ended; whoever has not within `limit_s` is killed."""
         await asyncio.wait(self._tasks, timeout=limit_s)
         self.kill()
-        await asyncio.gather(*self._tasks)
+        await asyncio.wait(self._tasks)
 
     @property
     def left(self) -> int:

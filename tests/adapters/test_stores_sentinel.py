@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 
 import pytest
 from harness import RedisServer, scaled, until
 from harness.servers import NAME, Replicated, Sentinel, Sentinels, information, wait
-from harness.stores import HOLD, OK, claim, connected, name, rival
+from harness.stores import HOLD, OK, claim, connected, name, rival, trying
 
-from sidecar import config
 from sidecar.errors import StoreError
 from sidecar.node import Line
 from sidecar.record import Completed, Outstanding, Reserved
@@ -40,18 +38,6 @@ def failing() -> Iterator[Sentinels]:
     yield sentinels
     sentinels.remove()
     servers.remove()
-
-
-@asynccontextmanager
-async def trying(url: str, **settings: object) -> AsyncIterator[Store]:
-    """A store that may never serve."""
-    made = config.Store(url=url, timeout_s=scaled(0.5), **settings)  # type: ignore[arg-type]
-    store = Store(made, wall_ms=lambda: 0, report=print, observe=lambda _name, _took_s: None)
-    store.start()
-    try:
-        yield store
-    finally:
-        await store.close()
 
 
 async def writes(store: Store) -> bool:

@@ -488,20 +488,18 @@ async def test_silent_upstream_is_lost_when_the_time_is_over() -> None:
 async def test_answer_that_came_in_time_is_read_though_this_process_was_away_until_later(whole: bool) -> None:
     def script(peer: Peer) -> None:
         peer.request()
+        peer.server.wait_go()
         peer.send(OK)
         peer.server.at.set()
         peer.read_to_end()
 
     with RawServer(script) as server:
-        upstream = upstream_of(server, total_s=0.2)
-
-        def away() -> None:
-            assert server.at.wait(10)
-            threading.Event().wait(scaled(0.4))  # beyond the total, the loop standing still
-
+        upstream = upstream_of(server, total_s=0.5)
         sending = asyncio.create_task(exchange(upstream, post(), whole=whole))
-        await until(lambda: upstream._pool._open and not upstream._pool._idle)
-        asyncio.get_running_loop().call_soon(away)
+        await until(lambda: server.whole == 1)
+        server.go.set()
+        assert server.at.wait(10)  # from here the loop stands still, until after the total
+        threading.Event().wait(scaled(0.7))
         assert await sending == (200, b"ok")
         await upstream.close()
 

@@ -127,7 +127,7 @@ ROUTES = {"mail": {"upstream": "https://a.test", "sends": ["POST /x"]}}
         {"routes": {"my mail": {}}},
         {"routes": ROUTES, "lisen": "x:1"},
         {"routes": ROUTES, "listen": "localhost"},
-        {"routes": ROUTES, "workers": 2},
+        {"routes": ROUTES, "workers": 65},
         {"routes": ROUTES, "drain": "15"},
         {"routes": ROUTES, "limits": {"request": "64MB"}},
         {"routes": ROUTES, "log": {"level": "loud"}},

@@ -23,21 +23,27 @@ _numbers = itertools.count(1)
 
 
 @asynccontextmanager
-async def connected(url: str, timeout_s: float = 1.0, **settings: Any) -> AsyncIterator[Store]:
-    """A store that serves. `settings`: more of `store:`."""
-    said: list[str] = []
+async def trying(url: str, timeout_s: float = 1.0, **settings: Any) -> AsyncIterator[Store]:
+    """A store that has begun to connect and may never serve. `settings`: more of `store:`."""
     store = Store(
         config.Store(url=url, timeout_s=timeout_s, **settings),
         wall_ms=lambda: time.time_ns() // 1_000_000,
-        report=said.append,
+        report=print,
         observe=lambda _script, _took_s: None,
     )
     store.start()
     try:
-        await until(lambda: not store.trouble, 5)
         yield store
     finally:
         await store.close()
+
+
+@asynccontextmanager
+async def connected(url: str, timeout_s: float = 1.0, **settings: Any) -> AsyncIterator[Store]:
+    """A store that serves. `settings`: more of `store:`."""
+    async with trying(url, timeout_s, **settings) as store:
+        await until(lambda: not store.trouble, 5)
+        yield store
 
 
 def claim(**changes: Any) -> Claim:

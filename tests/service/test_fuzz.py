@@ -181,7 +181,7 @@ async def test_answers_that_are_nearly_right_reach_no_other_client_and_send_noth
     tmp_path: Path, session_store: RedisServer
 ) -> None:
     seen: Counter[str] = Counter()
-    once: set[int] = set()
+    settled: dict[int, str] = {}
     async with fuzzed(tmp_path, session_store.url) as pair:
         pair.upstream.default = misread(SEED)
 
@@ -214,12 +214,14 @@ async def test_answers_that_are_nearly_right_reach_no_other_client_and_send_noth
             assert first != "cut"
             if first == "unknown" or first.startswith("2"):
                 assert again == first, number
-                once.add(number)
+                settled[number] = first
 
         await crowd(MUTANTS // 2, try_out)
         await at_rest(pair)
         assert pair.upstream.malformed == []
         sent = Counter(int(one.first("x-number") or b"0") for one in pair.upstream.requests)
-        assert [number for number in once if sent[number] != 1] == []
+        # A connection that ends just then may leave one unknown that the upstream never saw.
+        assert [number for number, first in settled.items() if sent[number] > 1] == []
+        assert [number for number, first in settled.items() if first != "unknown" and sent[number] != 1] == []
         assert seen["200"] > MUTANTS / 20, seen
         assert seen["unknown"] > MUTANTS / 20, seen

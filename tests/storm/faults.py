@@ -65,11 +65,12 @@ class Faults:
             fault = Fault(kind, -1 if ours else number, asyncio.get_running_loop().time())
             self._history.faults.append(fault)
             try:
-                await make(rng)
+                made = await make(rng)
+                fault.code = made if isinstance(made, int) else None
             finally:
                 fault.end_s = asyncio.get_running_loop().time()
 
-    def _table(self, kind: str, number: int) -> tuple[asyncio.Lock, Callable[[random.Random], Awaitable[None]]]:
+    def _table(self, kind: str, number: int) -> tuple[asyncio.Lock, Callable[[random.Random], Awaitable[object]]]:
         one, front = self._sidecars[number], self._fronts[number]
         if kind.startswith("front-"):
             made = {
@@ -111,7 +112,7 @@ class Faults:
 
     # Sidecars.
 
-    async def _end(self, one: Sidecar, rng: random.Random, *signals: signal.Signals) -> None:
+    async def _end(self, one: Sidecar, rng: random.Random, *signals: signal.Signals) -> int:
         for number, sent in enumerate(signals):
             if number:
                 await asyncio.sleep(some_s(rng, 0.0, 0.4))
@@ -123,16 +124,17 @@ class Faults:
         except AssertionError:
             self._history.faults_of_ours.append(f"did not end after {asked}")
             await one.kill()
-        else:
-            self.exits[code] += 1
-            # A process that has not begun to listen, or has just ended, has no handler for SIGTERM.
-            if code not in ((-9,) if signal.SIGKILL in signals else (0, 1, -15)):
-                self._history.faults_of_ours.append(f"exit code {code} after {asked}")
+            code = -signal.SIGKILL
+        self.exits[code] += 1
+        # A process that has not begun to listen, or has just ended, has no handler for SIGTERM.
+        if code not in ((-9,) if signal.SIGKILL in signals else (0, 1, -15)):
+            self._history.faults_of_ours.append(f"exit code {code} after {asked}")
         await asyncio.sleep(some_s(rng, 0.0, 0.5))
         await one.run(ready=False)
         # Until it serves it is no target; while the store is away it may not be ready for long.
         with suppress(AssertionError, TimeoutError):
             await one.ready(4.0)
+        return code
 
     # The store, and what is before it.
 

@@ -114,12 +114,21 @@ class Request:
 
 @dataclass(slots=True)
 class Fault:
-    """Something done from outside. `target`: the number of the sidecar, -1 for store or upstream."""
+    """Something done from outside. `target`: the number of the sidecar, -1 for store or upstream.
+
+    `code`: the exit code of a process that was told to end, negative for a signal.
+    """
 
     kind: str
     target: int
     begin_s: float
     end_s: float | None = None
+    code: int | None = None
+
+    @property
+    def ends_an_owner(self) -> bool:
+        """Whether it may keep an owner from settling: for ever, for longer than a lease, or as its exit code said."""
+        return self.kind in ("kill", "stop", "now") or (self.kind == "term" and self.code != 0)
 
     def during(self, begin_s: float, end_s: float) -> bool:
         """Whether it overlaps a time."""

@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from storm.history import Arrival, End, History, Indexed, Request, accepted, number_of, substance
+from storm.history import Arrival, End, Fault, History, Indexed, Request, accepted, number_of, substance
 
+# What nobody is told of a key whose answer is recorded.
+NOT_SETTLED = ("outcome-unknown", "upstream-unreachable", "internal-error")
 # These have not read the key's record: their `sent: no` is of that one request alone.
 OF_THE_REQUEST = ("no-route", "content-too-large", "store-unavailable", "overloaded", "draining", "request-malformed")
-# What ends an owner, or may keep it from settling for longer than a lease.
-ENDS_AN_OWNER = ("kill", "stop", "now")
-DISTURBS_A_CLIENT = (*ENDS_AN_OWNER, "term")
 # An answer that took this part of `timeout.total` may have come too late for the sidecar.
 LATE = 0.6
 
@@ -155,16 +154,28 @@ def requests_are_as_they_were_sent(run: Indexed) -> Iterator[Finding]:
 def clients_that_stay_are_answered(run: Indexed) -> Iterator[Finding]:
     """A connection ends without an answer only where its sidecar was ended, stopped or told to stop meanwhile."""
     for one in run.arrivals:
-        if one.end in (End.CUT, End.UNANSWERED) and not _disturbed(run, one, DISTURBS_A_CLIENT, 0.1):
+        if one.end not in (End.CUT, End.UNANSWERED):
+            continue
+        if not any(fault.kind in ("kill", "stop", "now", "term") for fault in _its_faults(run, one, 0.1)):
             yield Finding("no-answer", one.key, f"arrival {one.number} stayed and was not answered ({one.end})")
 
 
-def _disturbed(run: Indexed, one: Arrival, kinds: tuple[str, ...], grace_s: float) -> bool:
+def settled_keys_stay_settled(run: Indexed) -> Iterator[Finding]:
+    """Once a key's answer was replayed, no later arrival is sent upstream, or told that nobody knows."""
+    since_s: dict[str, float] = {}
+    for one in run.ended:
+        if one.replayed and one.ended_s is not None:
+            since_s[one.key] = min(one.ended_s, since_s.get(one.key, one.ended_s))
+    for one in run.ended:
+        fresh = not one.replayed and not one.slug
+        if one.sent_s > since_s.get(one.key, float("inf")) and (fresh or one.slug in NOT_SETTLED):
+            yield Finding("unsettled", one.key, f"arrival {one.number} ({one.slug or 'fresh'}) after a replay")
+
+
+def _its_faults(run: Indexed, one: Arrival, grace_s: float) -> Iterator[Fault]:
+    """The faults of its sidecar while an arrival was there, and for a while longer."""
     end_s = (one.sent_s if one.ended_s is None else one.ended_s) + grace_s
-    return any(
-        fault.kind in kinds and fault.target == one.sidecar and fault.during(one.sent_s, end_s)
-        for fault in run.history.faults
-    )
+    return (it for it in run.history.faults if it.target == one.sidecar and it.during(one.sent_s, end_s))
 
 
 # What can be told only once everything is quiet.
@@ -205,7 +216,7 @@ def _doubtful(run: Indexed, request: Request) -> bool:
 def _owner_was_ended(run: Indexed, key: str) -> bool:
     """Whether a sidecar was ended or stopped, or the upstream dropped connections unread, while it had this key."""
     for one in run.arrivals_of.get(key, []):
-        if _disturbed(run, one, ENDS_AN_OWNER, run.history.grace_s):
+        if any(fault.ends_an_owner for fault in _its_faults(run, one, run.history.grace_s)):
             return True
         end_s = one.sent_s if one.ended_s is None else one.ended_s
         unread = (fault for fault in run.history.faults if fault.kind.startswith("upstream-"))
@@ -229,9 +240,23 @@ def every_key_of_the_store_expires(run: Indexed) -> Iterator[Finding]:
 
 
 def sidecars_have_no_faults(run: Indexed) -> Iterator[Finding]:
-    """No exception nobody foresaw, no exit nobody asked for."""
+    """No exception nobody foresaw, no exit nobody asked for; exit code 1 only where the store could not be told."""
     for line in run.history.faults_of_ours:
         yield Finding("own-fault", "", line)
+    for fault in run.history.faults:
+        if fault.kind == "term" and fault.code == 1 and not _store_was_away(run, fault):
+            yield Finding("own-fault", "", f"exit code 1 of sidecar {fault.target} at {fault.begin_s:.3f}: no reason")
+
+
+def _store_was_away(run: Indexed, fault: Fault) -> bool:
+    """Whether a sidecar that ended could not reach the store just before, or for some time meanwhile."""
+    end_s = fault.begin_s + run.history.grace_s
+    return any(
+        it.kind.startswith(("store-", "front-"))
+        and it.target in (-1, fault.target)
+        and it.during(fault.begin_s - run.history.grace_s, end_s)
+        for it in run.history.faults
+    )
 
 
 AT_ANY_TIME: tuple[Rule, ...] = (
@@ -245,6 +270,7 @@ AT_ANY_TIME: tuple[Rule, ...] = (
     sent_no_is_true,
     requests_are_as_they_were_sent,
     clients_that_stay_are_answered,
+    settled_keys_stay_settled,
 )
 AT_THE_END: tuple[Rule, ...] = (
     nothing_is_stuck,

@@ -45,7 +45,15 @@ QUIET_S = 20.0
 # Below the range from which Linux and macOS take the ports of outgoing connections.
 STEADY_PORTS = (15_000, 30_000)
 # Lines of a sidecar's log that say that something happened which nobody foresaw.
-FAULTS_OF_OURS = ("arrival-failed", "exchange-failed", "library")
+FAULTS_OF_OURS = (
+    "arrival-failed",
+    "exchange-failed",
+    "renewal-failed",
+    "library",
+    "outcome-not-recorded",
+    "record-unreadable",
+    "record-restored",  # this store never loses a record: somebody freed one whose owner lives
+)
 
 Settings = dict[str, Any]
 

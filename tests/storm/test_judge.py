@@ -364,6 +364,37 @@ def test_forgotten_success_is_found() -> None:
     assert run.found() == {"forgotten"}
 
 
+def test_key_that_was_replayed_and_is_sent_again_is_found() -> None:
+    run = Written()
+    answer = run.sent("native-1")
+    run.tell(run.arrive("native-1"), replay(answer))
+    again = run.arrive("native-1")
+    run.tell(again, run.answer(run.read(again, mailed=False)))
+    run.leave("completed", "native-1")
+    assert run.found() == {"unsettled"}
+
+
+def test_key_that_was_replayed_and_is_told_unknown_is_found() -> None:
+    run = Written()
+    answer = run.sent()
+    meanwhile = run.arrive()
+    run.tell(run.arrive(), replay(answer))
+    run.tell(meanwhile, problem("outcome-unknown", 504, "unknown"))
+    run.leave("completed")
+    assert run.found() == set()
+    run.tell(run.arrive(), problem("outcome-unknown", 504, "unknown"))
+    assert run.found() == {"unsettled"}
+
+
+@pytest.mark.parametrize(("kind", "rule"), [("front-cut", set()), ("upstream-drops", {"own-fault"})])
+def test_exit_code_that_nothing_explains_is_found(kind: str, rule: set[str]) -> None:
+    run = Written()
+    run.fault(kind, 0 if kind == "front-cut" else -1)
+    run.fault("term")
+    run.history.faults[-1].code = 1
+    assert run.found() == rule
+
+
 def test_key_without_an_expiry_and_own_faults_are_found() -> None:
     run = Written()
     run.history.eternal.append("sidecar:{00}:x")
