@@ -332,9 +332,8 @@ async def _serve(provider: StandIn) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopped.set)
     async with provider:
-        _print(
-            f"stand-in provider on {provider.url} (GET /_accepted, PUT /_mode with a mode: {', '.join(Mode)}); Ctrl-C ends it"
-        )
+        _print(f"stand-in provider on {provider.url}; GET /_accepted; Ctrl-C ends it")
+        _print(f"PUT /_mode takes one of {', '.join(Mode)}")
         await stopped.wait()
 
 
