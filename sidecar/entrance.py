@@ -28,6 +28,7 @@ class Entrance:
         ]
         self._sites: dict[socket.socket, web.SockSite] = {}
         self._closed = False
+        self._changing = asyncio.Lock()
 
     async def start(self) -> None:
         """Make the server ready."""
@@ -35,8 +36,11 @@ class Entrance:
 
     async def accept(self, slots: Set[int]) -> None:
         """Let in the clients of these slots, and no more those of others; a socket that all share is in every slot."""
-        if self._closed:
-            return
+        async with self._changing:
+            if not self._closed:
+                await self._accept(slots)
+
+    async def _accept(self, slots: Set[int]) -> None:
         for slot, one in self._sockets:
             wanted = slot is None or slot in slots
             if wanted and one not in self._sites:
@@ -48,10 +52,10 @@ class Entrance:
 
     async def close(self) -> None:
         """Listen no more; who has connected by now is let in, where a plain close would reset him."""
-        self._closed = True
-        for site in self._sites.values():
-            await site.stop()
-        self._sites.clear()
+        async with self._changing:
+            self._closed = True
+            while self._sites:
+                await self._sites.popitem()[1].stop()
         for _, one in self._sockets:
             await self._let_in(one)
             one.close()

@@ -18,7 +18,7 @@ from aiohttp import web
 from sidecar.admin import Admin, Readiness
 from sidecar.admin_records import RecordPages
 from sidecar.administration import Administration, share, wall_ms
-from sidecar.config import Config
+from sidecar.config import Config, Policy, Timeout
 from sidecar.embedded import Embedded
 from sidecar.errors import StartError
 from sidecar.guard import Guard
@@ -190,16 +190,8 @@ class Supervisor:
 
     async def finish(self) -> int:
         """Wait until all workers have ended; how many outcomes the store has not taken."""
-        routes = self._config.routes
-        exchange_s = max(
-            (
-                (route.timeout.connect_s + route.timeout.total_s) * send.policy.retry.attempts + send.policy.lease_s
-                for route in routes
-                for send in route.sends
-            ),
-            default=0.0,
-        )
-        await self._workers.gone(exchange_s + SPARE_S)
+        sends = [(route.timeout, send.policy) for route in self._config.routes for send in route.sends]
+        await self._workers.gone(max((_longest_s(*one) for one in sends), default=0.0) + SPARE_S)
         return self._workers.left
 
     async def finish_now(self) -> int:
@@ -218,6 +210,13 @@ class Supervisor:
         self._listening.remove()
         await self._store.close()
         await self._administration.close()
+
+
+def _longest_s(timeout: Timeout, policy: Policy) -> float:
+    """How long a worker may take to end: an exchange with its repeats, something passed through, then a lease."""
+    pauses_s = policy.retry.backoff_s * float(1 << policy.retry.attempts)
+    exchange_s = (timeout.connect_s + timeout.total_s) * policy.retry.attempts + pauses_s
+    return exchange_s + timeout.total_s + policy.lease_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,10 @@ from urllib.parse import parse_qsl, unquote_to_bytes
 
 DOTS = (b".", b"%2e", b"%2E")
 SLASHES = (b"/", b"//", b"/./", b"%2f", b"%2F", b"\\", b"%5c", b"/x/../", b"/%2e/", b"/x%2f..%2f", b"/x/%2e%2e\\")
-AROUND = (b"/..", b"/%2e%2e", b"/..%2f..", b"/.", b"//", b"/x", b"%2f..", b"\\..", b"/x/y", b"/emails")
+AROUND = (
+    *(b"/..", b"/%2e%2e", b"/..%2f..", b"/.", b"//", b"/x", b"%2f..", b"\\..", b"/x/y", b"/emails"),
+    *(b"/a\\b", b"/a%5cb", b"/a%2fb", b"/a\\b/..", b"/a%2fb/..", b"/a\\..", b"/a%2f/..", b"/a%252fb"),
+)
 BEHIND = (b"", b"", b"?", b"?a=b", b"?/../x", b"/", b"//", b"/.", b"/x/..", b"%2f", b"\\", b"/%2e%2e%2f", b";p=1", b"%00", b"%20")
 
 Read = Callable[[bytes], bytes | None]
@@ -19,7 +22,7 @@ def spelling(rng: random.Random, prefix: bytes, path: bytes) -> bytes:
     """One more way to write `prefix + path`, or nearly."""
     segments = [_escaped(rng, segment) for segment in path.split(b"/")[1:]]
     made = prefix
-    while rng.random() < 0.4:
+    while rng.random() < 0.5:
         made += rng.choice(AROUND)
     for segment in segments:
         made += (rng.choice(SLASHES) if rng.random() < 0.4 else b"/") + segment
@@ -80,12 +83,19 @@ def unmerged(path: bytes) -> bytes | None:
     return _fold(unquote_to_bytes(path)[1:].split(b"/"), merge=False, strict=False)
 
 
+def kept_escapes(path: bytes) -> bytes | None:
+    """A backslash is a slash; an escaped slash is none (`AllowEncodedSlashes NoDecode`)."""
+    parts = path.replace(b"\\", b"/")[1:].split(b"/")
+    segments = [unquote_to_bytes(part.replace(b"%2f", b"%252f").replace(b"%2F", b"%252F")) for part in parts]
+    return _fold(segments, merge=True, strict=False)
+
+
 def backslashes(path: bytes) -> bytes | None:
     """Servers of one system: a backslash is a slash, escaped or not."""
     return _fold(unquote_to_bytes(path).replace(b"\\", b"/")[1:].split(b"/"), merge=True, strict=False)
 
 
-SERVERS: tuple[Read, ...] = (as_it_comes, decoded, folded_then_decoded, nginx, lenient, unmerged, backslashes)
+SERVERS: tuple[Read, ...] = (as_it_comes, decoded, folded_then_decoded, nginx, lenient, unmerged, kept_escapes, backslashes)
 
 
 def taken_for(target: bytes, send: re.Pattern[bytes]) -> list[str]:

@@ -26,7 +26,7 @@ def block(name: str) -> str:
     return found[1]
 
 
-@pytest.mark.case("C290")
+@pytest.mark.case("C292")
 async def test_quickstart_of_the_readme_ends_with_one_mail(tmp_path: Path) -> None:
     ports = {"8025": free_port(), "8026": free_port(), "8027": free_port()}
     script = block("quickstart")

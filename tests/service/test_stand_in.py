@@ -161,6 +161,7 @@ async def test_command_says_its_address_and_each_mail_and_ends_with_0(number: si
     process = await asyncio.create_subprocess_exec(*command(port), cwd=ROOT, stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert f"http://127.0.0.1:{port}" in (await process.stdout.readline()).decode()
+    assert b"lost" in await process.stdout.readline()
     await raw(f"http://127.0.0.1:{port}", request(target="/emails", content=b"{}", key="K1"))
     line = await process.stdout.readline()
     process.send_signal(number)
