@@ -67,16 +67,16 @@ class Connection(asyncio.Protocol):
         "_overtime",
         "_poll",
         "_reader",
-        "_reading_paused",
         "_secured",
         "_socket",
         "_timer",
         "_tls",
         "_transport",
         "_writable",
-        "_writing_paused",
         "gone",
         "idle_until",
+        "reading_paused",
+        "writing_paused",
     )
 
     def __init__(self, home: Home, sock: socket, tls: Tls | None) -> None:
@@ -91,8 +91,8 @@ class Connection(asyncio.Protocol):
         self._secured: asyncio.Future[None] | None = None  # done when the handshake is
         self._reader: Reader | None = None
         self.gone = False  # the transport has closed its socket, or does so next
-        self._reading_paused = False
-        self._writing_paused = False
+        self.reading_paused = False  # the reader wants no more bytes for now
+        self.writing_paused = False  # the upstream does not take what was written
         self._writable: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._expected_by = 0.0
@@ -169,7 +169,7 @@ class Connection(asyncio.Protocol):
         An upstream that refuses early answers, closes and resets: the next write would fail and take the answer
         with it, unread.
         """
-        if self._writing_paused:
+        if self.writing_paused:
             self._writable = self._loop.create_future()
             try:
                 await self._writable
@@ -177,29 +177,19 @@ class Connection(asyncio.Protocol):
                 self._writable = None
         for _ in range(LOOKS):
             await asyncio.sleep(0)
-            if self._reading_paused or self.closing or self.silent:
+            if self.reading_paused or self.closing or self.silent:
                 return
-
-    @property
-    def writing_paused(self) -> bool:
-        """Whether the upstream does not take what was written."""
-        return self._writing_paused
-
-    @property
-    def reading_paused(self) -> bool:
-        """Whether the reader has asked for no more bytes."""
-        return self._reading_paused
 
     def pause_reading(self) -> None:
         """Take no more bytes from the network until `resume_reading`."""
-        if not self._reading_paused and not self.closing:
-            self._reading_paused = True
+        if not self.reading_paused and not self.closing:
+            self.reading_paused = True
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
         """Read again."""
-        if self._reading_paused:
-            self._reading_paused = False
+        if self.reading_paused:
+            self.reading_paused = False
             if not self.closing:
                 self._transport.resume_reading()
 
@@ -219,7 +209,7 @@ class Connection(asyncio.Protocol):
             return
         if self._loop.time() < self._expected_by:
             self.expect_by(self._expected_by)
-        elif self._overtime != self._expected_by and not (self._reading_paused or self.closing or self.silent):
+        elif self._overtime != self._expected_by and not (self.reading_paused or self.closing or self.silent):
             # Something has arrived and is unread: not the upstream is late but this process, frozen or busy. The
             # answer that lies in the socket decides an outcome; once, the loop gets to read it.
             self._overtime = self._expected_by
@@ -368,11 +358,11 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """The transport holds enough."""
-        self._writing_paused = True
+        self.writing_paused = True
 
     def resume_writing(self) -> None:
         """The transport takes more."""
-        self._writing_paused = False
+        self.writing_paused = False
         if self._writable is not None and not self._writable.done():
             self._writable.set_result(None)
 

@@ -99,8 +99,8 @@ class Node:
         `probe`: the name of a key for that.
         """
         try:
-            for link in self._links.values():
-                if not link.trouble:
+            for line, link in self._links.items():
+                if not link.trouble and not (line is Line.CONFIRMING and self._replicas and self._replicas.busy):
                     await link.call("PING")
             if self.refused:
                 reply = await self._links[Line.SETTLING].call("SET", probe, "1", "PX", 1000)

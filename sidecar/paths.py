@@ -11,7 +11,7 @@ import re
 # Without any of these a path is its own copy.
 SPECIAL = re.compile(rb"[%\\]|//|/\.|/\Z")
 ESCAPE = re.compile(rb"%[0-9A-Fa-f]{2}")
-SLASHES = re.compile(rb"%2[Ff]|%5[Cc]|\\")
+SLASHES = (re.compile(rb"%2[Ff]"), re.compile(rb"\\"), re.compile(rb"%5[Cc]"))
 
 # RFC 3986 section 6.2.2.2: escapes of unreserved characters are decoded. We go further and decode all that
 # may stand in a segment as they are (section 3.3, pchar), because servers do: nginx takes `a%3Ab` for `a:b`.
@@ -58,9 +58,11 @@ def normalise(raw: bytes) -> bytes:
 def readings(raw: bytes) -> set[bytes]:
     """Every path a server may take `raw` for, beyond its normalised copy; empty for nearly all.
 
-    Servers differ in two points: whether an empty segment counts before `..` takes one away, and whether
-    an escaped slash or a backslash is a slash.
+    Servers differ in these points: whether an empty segment counts before `..` takes one away, and whether an
+    escaped slash, a backslash, or an escaped backslash is a slash, each for itself.
     """
-    spellings = {raw, SLASHES.sub(b"/", raw)}
+    spellings = {raw}
+    for kind in SLASHES:
+        spellings |= {kind.sub(b"/", each) for each in spellings}
     found = {join(fold(each, merge=merge)) for each in spellings for merge in (True, False)}
     return found - {join(fold(raw))}

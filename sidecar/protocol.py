@@ -7,7 +7,7 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
-from aiohttp import web
+from aiohttp import StreamReader, web
 from aiohttp.http import RawRequestMessage
 from aiohttp.http_exceptions import BadHttpMessage, BadHttpMethod, HttpProcessingError, LineTooLong
 from aiohttp.web_protocol import RequestHandler
@@ -93,15 +93,25 @@ class _Connection(RequestHandler):
         self._head_timer: asyncio.TimerHandle | None = None
 
     def data_received(self, data: bytes) -> None:
-        """Hand data to the parser; bound the time of a head; where a content breaks, tell whoever reads it.
-
-        aiohttp queues such an error behind the request, whose reader would wait for more until its time is over.
-        """
+        """Hand data to the parser; bound the time of a head; where a content breaks, tell whoever reads it."""
+        before = len(self._messages)
+        idle, behind = self._idle, self._whole_request
         super().data_received(data)
-        if not self._messages:
+        came = list(self._messages)[before:]
+        if came:
+            self._forget_head()
+            self._tell_of_broken_content()
+        # Bytes that made no request are the beginning of one; so are those behind the only one that came with them.
+        # aiohttp also feeds nothing, to let the parser go on with what it kept.
+        begun = bool(data) and not came and (idle or behind)
+        if begun or (idle and len(came) == 1 and _goes_on(data, *came[0])):
             self._watch_head()
-            return
-        self._forget_head()
+
+    def _tell_of_broken_content(self) -> None:
+        """Tell whoever reads a content that its framing broke.
+
+        aiohttp queues the error behind the request, whose reader would wait for more until its time is over.
+        """
         if isinstance(self._messages[-1][0], RawRequestMessage):
             return
         cut = [payload for message, payload in self._messages if isinstance(message, RawRequestMessage)]
@@ -112,12 +122,18 @@ class _Connection(RequestHandler):
                 payload.set_exception(web.RequestPayloadError("the content's framing is broken"))
 
     @property
+    def _whole_request(self) -> bool:
+        """Whether the last request that came is whole, so that what comes now is behind it."""
+        if self._messages:
+            return bool(self._messages[-1][1].is_eof())
+        return self._current_request is not None and self._current_request.content.is_eof()
+
+    @property
     def _idle(self) -> bool:
         return self._waiter is not None and not self._waiter.done() and not self._messages
 
     def _watch_head(self) -> None:
-        # Idle, and bytes came: a head was begun.
-        if self._idle and self._head_timer is None:
+        if self._head_timer is None:
             self._head_timer = self._loop.call_later(self._head_s, self._head_is_late)
 
     def _forget_head(self) -> None:
@@ -127,11 +143,15 @@ class _Connection(RequestHandler):
 
     def _head_is_late(self) -> None:
         self._head_timer = None
-        if self._idle and self.transport is not None:
-            problem = malformed("The head did not arrive in time.", 408)
-            self._malformed(problem)
-            self.transport.write(whole(problem))
-            self.force_close()
+        if self.transport is None:
+            return
+        if not self._idle:
+            self._watch_head()  # a request before it still runs
+            return
+        problem = malformed("The head did not arrive in time.", 408)
+        self._malformed(problem)
+        self.transport.write(whole(problem))
+        self.force_close()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """End with the connection."""
@@ -160,6 +180,17 @@ class _Connection(RequestHandler):
             problem = ProblemError(Outcome.INTERNAL_ERROR, "A fault of the sidecar.")
         self._malformed(problem)
         return cast(web.StreamResponse, _Refused(problem))
+
+
+def _goes_on(data: bytes, message: object, payload: StreamReader) -> bool:
+    """Whether `data`, which held one whole request from its first byte on, holds more behind it."""
+    head_end = data.find(b"\r\n\r\n")
+    if head_end < 0 or not isinstance(message, RawRequestMessage) or not payload.is_eof():
+        return False
+    if message.chunked:
+        return not data.endswith(b"0\r\n\r\n")
+    declared = message.headers.get("Content-Length", "0")
+    return declared.isdigit() and len(data) > head_end + 4 + int(declared)
 
 
 class Exact(web.Server):

@@ -48,6 +48,11 @@ class Replicas:
             await asyncio.gather(self._task, return_exceptions=True)
         self._fail(self._wanted, "the sidecar closes")
 
+    @property
+    def busy(self) -> bool:
+        """Whether a WAIT runs: nothing that follows it on its connection is answered before it ends."""
+        return self._task is not None and not self._task.done()
+
     async def confirm(self, command: tuple[Argument, ...], *, deadline: float, asking: bool = False) -> Reply:
         """Repeat a command that recognises its own effect; its reply, once enough replicas hold what it wrote.
 
@@ -58,7 +63,7 @@ class Replicas:
         loop = asyncio.get_running_loop()
         wanted = _Wanted(command, asking, deadline, loop.create_future())
         self._wanted.append(wanted)
-        if self._task is None or self._task.done():
+        if not self.busy:
             self._task = loop.create_task(self._run())
         try:
             async with asyncio.timeout_at(deadline):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import cast
 
 from aiohttp import web
@@ -17,6 +18,8 @@ from sidecar.protocol import HEAD_S, Exact, Malformed, Written, malformed
 PIECE_BYTES = 64 * 1024
 # RFC 9110 section 6.4.1: answers that never have content.
 NO_CONTENT = (204, 304)
+# A client that takes nothing of its answer for so long has left, whatever its connection says.
+SILENT_S = 60.0
 # RFC 3986 section 3.2.2, and an empty one, which RFC 9112 section 3.2 allows.
 HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-9]*)?")
 
@@ -109,8 +112,20 @@ class Inbound:
     # The way back.
 
     async def write(self, piece: bytes) -> None:
-        """Hand bytes to the client and wait until it takes them. Raises: ConnectionError where it left."""
-        await self.request.writer.write(piece)
+        """Hand bytes to the client and wait until it takes them.
+
+        Raises: ConnectionError where it left, or took nothing for a minute.
+        """
+        transport = self.request.transport
+        if transport is None or transport.get_write_buffer_size() == 0:
+            await self.request.writer.write(piece)
+            return
+        try:
+            async with asyncio.timeout(SILENT_S):
+                await self.request.writer.write(piece)
+        except TimeoutError as exc:
+            self.abort()
+            raise ConnectionResetError("the client takes nothing") from exc
 
     async def answer(self, answer: Answer, content: Content | None = None) -> None:
         """Write a whole answer. `content` takes the place of the answer's own, where it is too large for one value.
@@ -122,13 +137,14 @@ class Inbound:
         head = self.head(
             answer.status, answer.reason, answer.fields, length=None if answer.status in NO_CONTENT else size
         )
-        if content is None or content.size <= PIECE_BYTES:
-            whole = answer.content if content is None else content.whole()
-            await self.write(head if bare else head + whole)
-            return
-        await self.write(head)
-        for piece in content.pieces():
-            await self.write(piece)
+        if bare:
+            await self.write(head)
+        elif size <= PIECE_BYTES:
+            await self.write(head + (answer.content if content is None else content.whole()))
+        else:
+            await self.write(head)
+            for piece in _pieces(answer.content) if content is None else content.pieces():
+                await self.write(piece)
 
     def head(self, status: int, reason: bytes, fields: Fields, *, length: int | None, chunked: bool = False) -> bytes:
         """The bytes of an answer's head. `length`: the Content-Length, in its place or last; None for none."""
@@ -156,6 +172,12 @@ class Inbound:
         self.end_connection()
         if self.request.transport is not None:
             self.request.transport.abort()
+
+
+def _pieces(content: bytes) -> Iterator[bytes]:
+    """A content by pieces: the transport keeps a copy of what it could not write, and that is one piece then."""
+    for at in range(0, len(content), PIECE_BYTES):
+        yield content[at : at + PIECE_BYTES]
 
 
 class Server(Exact):

@@ -61,6 +61,8 @@ AWAY_TYPES: dict[type[RedisError], str] = {
     MovedError: "MOVED",
     AskError: "ASK",
 }
+# Of these words, those that speak of a slot of a cluster, while it moves, and not of a server.
+ONE_SLOT = ("TRYAGAIN", "MOVED", "ASK")
 # What a reservation, or the renewal of one, was granted with.
 CONFIRMED = (b"reserved", b"renewed", b"restored")
 AWAY_WORDS = ("LOADING", "MISCONF", "NOREPLICAS", "BUSY")
@@ -278,7 +280,7 @@ class Store:
         reason = f"{word}: {text.removeprefix(word).strip()}" if word else text
         if not word:
             self._report(f"unexpected reply: {text}")
-        if line is not Line.OPERATING:
+        if line is not Line.OPERATING and word not in ONE_SLOT:
             answered.node.refused = reason
         return StoreError(reason, applied=None if answered.doubtful else False)
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from harness import RedisServer, StartSidecar, Upstream, default_config, echo, scaled, until
-from harness.servers import RedisCluster
+from harness.servers import RedisCluster, said
 from harness.stores import HOLD, OK, REFUSED, RESEND, claim, connected, name, rival, trying
 
 from sidecar.errors import StoreError
@@ -207,7 +207,7 @@ async def test_slot_that_nobody_serves_is_the_trouble_until_somebody_does(cluste
             await until(lambda: not records.trouble, FAIL_OVER_S)
             assert isinstance(await records.reserve(at(tag), HOLD), Reserved)
     finally:
-        if b"cluster_slots_assigned:16384" not in bytes(owner.command("CLUSTER", "INFO") or b""):
+        if "cluster_slots_assigned:16384" not in said(owner, "CLUSTER", "INFO"):
             owner.command("CLUSTER", "ADDSLOTS", slot)
 
 
@@ -268,12 +268,12 @@ async def test_node_that_dies_is_replaced_without_a_restart(how: str) -> None:
                     return False
 
             await until(completed, FAIL_OVER_S)
-            for tag in owned:
-                assert await complete(records, owned[tag]) is Verdict.COMPLETED
+            for one in owned.values():
+                assert await complete(records, one) is Verdict.COMPLETED
             await until(lambda: not records.trouble, FAIL_OVER_S)
             if how == "pause":
                 dead.resume()
-                for tag in owned:
-                    assert isinstance(await records.reserve(rival(owned[tag]), HOLD), Completed)
+                for one in owned.values():
+                    assert isinstance(await records.reserve(rival(one), HOLD), Completed)
     finally:
         cluster.remove()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from harness import RedisServer, scaled, until
-from harness.servers import NAME, Replicated, Sentinel, Sentinels, information, wait
+from harness.servers import NAME, Replicated, Sentinel, Sentinels, information, leads, wait
 from harness.stores import HOLD, OK, claim, connected, name, rival, trying
 
 from sidecar.errors import StoreError
@@ -38,6 +39,11 @@ def failing() -> Iterator[Sentinels]:
     yield sentinels
     sentinels.remove()
     servers.remove()
+
+
+def tried(store: Store) -> bool:
+    """Whether there is a trouble by now."""
+    return store.trouble not in ("", "not connected yet")
 
 
 async def writes(store: Store) -> bool:
@@ -84,6 +90,7 @@ async def test_one_sentinel_that_answers_is_enough(watched: Sentinels) -> None:
         silent.resume()
 
 
+@pytest.mark.slow
 async def test_sentinel_that_names_another_server_is_outvoted_by_a_later_epoch(
     failing: Sentinels, private_store: RedisServer
 ) -> None:
@@ -107,6 +114,7 @@ async def test_name_that_no_sentinel_knows_is_the_trouble(watched: Sentinels) ->
         assert caught.value.applied is False
 
 
+@pytest.mark.slow
 async def test_sentinels_and_servers_are_asked_with_a_password_each() -> None:
     servers = Replicated(options={"requirepass": "of-data", "masterauth": "of-data"}, password="of-data").start()
     sentinels = Sentinels(servers, password="of-sentinels").start()
@@ -116,7 +124,7 @@ async def test_sentinels_and_servers_are_asked_with_a_password_each() -> None:
             assert await writes(records)
         for url in (data, f"{sentinels.url}?sentinel_password=of-sentinels", f"{data}?sentinel_password=of-nothing"):
             async with trying(url) as store:
-                await until(lambda store=store: store.trouble not in ("", "not connected yet"))
+                await until(partial(tried, store))
                 assert re.search("password|AUTH|Authentication", store.trouble)
                 assert not re.search("of-data|of-sentinels|of-nothing", store.trouble)
     finally:
@@ -129,7 +137,7 @@ async def test_no_sentinel_that_answers_is_the_trouble() -> None:
         await until(lambda: "no sentinel names the primary" in store.trouble)
 
 
-@pytest.mark.parametrize("how", ["kill", "pause"])
+@pytest.mark.parametrize("how", ["kill", pytest.param("pause", marks=pytest.mark.slow)])
 async def test_fail_over_is_followed_without_a_restart(failing: Sentinels, how: str) -> None:
     old, new = failing.watched.servers
     async with connected(failing.url, scaled(0.5), replicas=0) as records:
@@ -146,11 +154,14 @@ async def test_fail_over_is_followed_without_a_restart(failing: Sentinels, how: 
         if how == "pause":
             old.resume()
             assert await writes(records)
-            wait(lambda: information(old, "replication")["role"] == "slave")
+            wait(lambda: not leads(old))
             assert await writes(records)
 
 
-async def test_old_primary_that_slept_too_short_for_a_time_out_is_left_once_another_is_named(failing: Sentinels) -> None:
+@pytest.mark.slow
+async def test_old_primary_that_slept_too_short_for_a_time_out_is_left_once_another_is_named(
+    failing: Sentinels,
+) -> None:
     old, new = failing.watched.servers
     async with connected(failing.url, scaled(10)) as records:
         old.pause()

@@ -50,7 +50,9 @@ async def test_private_authority_is_trusted_by_its_file(store: RedisServer, tmp_
 async def test_certificate_of_another_authority_is_named(store: RedisServer, tmp_path: Path, trusted: str) -> None:
     authority, another = Authority(tmp_path / "one"), Authority(tmp_path / "two")
     with TlsFront(store, authority) as front:
-        told = await trouble(f"rediss://:hunter2@127.0.0.1:{front.port}/0", another.ca if trusted == "another" else None)
+        told = await trouble(
+            f"rediss://:hunter2@127.0.0.1:{front.port}/0", another.ca if trusted == "another" else None
+        )
     assert "certificate verify failed" in told
     assert f"127.0.0.1:{front.port}" in told
     assert "hunter2" not in told

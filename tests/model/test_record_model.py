@@ -88,7 +88,7 @@ def run(world: World, chosen: settings) -> None:
     )
 
 
-@pytest.mark.timeout(0)
+@pytest.mark.timeout(60 + EXAMPLES)
 @pytest.mark.parametrize("knows_time", [True, False])
 def test_scripts_do_what_the_model_says(store: RedisServer, knows_time: bool) -> None:
     with World(store, knows_time=knows_time) as world:

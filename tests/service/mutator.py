@@ -23,7 +23,7 @@ from harness.wire import Field, first, split_head
 SECRET = b"zq7-secret"
 CREDENTIAL = b"Bearer " + SECRET
 
-STATUS_LINE = re.compile(rb"HTTP/1\.1 [1-9][0-9]{2} [\t\x20-\x7e\x80-\xff]*")
+STATUS_LINE = re.compile(rb"HTTP/1\.[01] [1-9][0-9]{2} [\t\x20-\x7e\x80-\xff]*")
 # RFC 9110 sections 5.1 and 5.5, RFC 9112 section 3.
 TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 FIELD_NAME = re.compile(TOKEN)

@@ -10,10 +10,11 @@ import contextlib
 import json
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from crowd import each
 from harness import Client, RedisServer, Turn, duration, request, scaled, until
 from harness.behaviours import Behaviour, Received
 from mutator import SECRET, Mutator, answers, check_request, foreign, mark, mutant_answer
@@ -84,22 +85,6 @@ async def exchange(pair: Pair, pieces: list[bytes]) -> bytes:
     return bytes(got)
 
 
-async def crowd(count: int, work: Callable[[int], Awaitable[None]]) -> None:
-    """`work` for the numbers below `count`, by a few workers."""
-    numbers = iter(range(count))
-
-    async def worker() -> None:
-        for number in numbers:
-            await work(number)
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(WORKERS):
-                group.create_task(worker())
-    except BaseExceptionGroup as failed:
-        raise failed.exceptions[0] from None
-
-
 async def at_rest(pair: Pair) -> None:
     """Wait until nothing is under way; then nothing may be held either."""
 
@@ -148,7 +133,7 @@ async def test_requests_that_are_nearly_right_get_valid_answers_and_are_never_do
                 held.append(rss_bytes(pair.sidecar.pid))
                 assert (await pair.sidecar.ask_admin("/livez")).status == 200
 
-        await crowd(MUTANTS, try_out)
+        await each(MUTANTS, try_out, WORKERS)
         await at_rest(pair)
         authority = b"127.0.0.1:%d" % pair.upstream.port
         for one in pair.upstream.begun:
@@ -216,7 +201,7 @@ async def test_answers_that_are_nearly_right_reach_no_other_client_and_send_noth
                 assert again == first, number
                 settled[number] = first
 
-        await crowd(MUTANTS // 2, try_out)
+        await each(MUTANTS // 2, try_out, WORKERS)
         await at_rest(pair)
         assert pair.upstream.malformed == []
         sent = Counter(int(one.first("x-number") or b"0") for one in pair.upstream.requests)

@@ -223,6 +223,7 @@ async def test_sums_never_go_back_when_a_worker_ends(tmp_path: Path, store: Redi
 async def test_frozen_worker_is_named_and_holds_up_nobody(tmp_path: Path, store: RedisServer) -> None:
     async with two_workers(tmp_path, store.url) as pair:
         await together(pair.sidecar.base, [post(f"{number}") for number in range(20)])
+        assert await pair.sidecar.metric("sidecar_requests_total") == 20
         frozen = workers_of(pair.sidecar)[2]
         os.kill(frozen, signal.SIGSTOP)
         try:
@@ -277,6 +278,23 @@ async def test_drain_of_workers_loses_nothing(tmp_path: Path, store_url: str) ->
         assert outcomes.count(200) == pair.count
         assert pair.sidecar.processes() == []
         assert pair.sidecar.log_lines(event="end")[0]["message"] == "everything is recorded"
+
+
+@pytest.mark.case("C711")
+async def test_worker_killed_within_the_drain_is_replaced_by_the_others_and_told(
+    tmp_path: Path, store: RedisServer
+) -> None:
+    parts = {"workers": 2, "drain": duration(2)}
+    async with running(tmp_path, store.url, parts, timeout=TIMES) as pair:
+        pair.sidecar.send_signal(signal.SIGTERM)
+        await until(lambda: pair.sidecar.log_lines(event="draining"))
+        await kill_worker(pair.sidecar, 1)
+        got = await together(pair.sidecar.base, [post(f"in the drain {number}") for number in range(20)])
+        assert {(one.status, one.first("connection")) for one in got} == {(200, b"close")}
+        assert await pair.sidecar.wait_exit() == 1
+        assert pair.count == 20
+        assert pair.sidecar.log_lines(event="worker", worker=1, level="error")
+        assert pair.sidecar.processes() == []
 
 
 @pytest.mark.case("C707")

@@ -137,14 +137,13 @@ class Clients:
 
     # When everything is quiet.
 
-    async def settle(self, one: Mail, deadline_s: float) -> str:
-        """Come back under a key until it is settled: `settled`, `unknown`, or `stuck` after `deadline_s`.
+    async def settle(self, one: Mail, until_s: float) -> str:
+        """Come back under a key until it is settled: `settled`, `unknown`, or `stuck` at `until_s` (the loop's clock).
 
         It is unknown once several answers in a row said so, over more than the longest lease.
         """
         loop = asyncio.get_running_loop()
         rng = source(self._seed, "quiet", one.key)
-        until_s = loop.time() + scaled(deadline_s)
         unknown_since_s: float | None = None
         while loop.time() < until_s:
             arrival = await self.arrive(one, rng, "patient")

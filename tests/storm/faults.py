@@ -100,8 +100,9 @@ class Faults:
         return self._busy[number], ends[kind]
 
     def _some_s(self, rng: random.Random, low_s: float) -> float:
-        """How long a fault lasts: as often shorter as longer than a lease."""
-        return some_s(rng, low_s, LEASE_S) if rng.random() < 0.5 else some_s(rng, LEASE_S, self._mix.fault_s)
+        """How long a fault lasts: shorter than a lease, or longer."""
+        short = rng.random() < self._mix.short
+        return some_s(rng, low_s, LEASE_S) if short else some_s(rng, LEASE_S, self._mix.fault_s)
 
     async def _while(self, rng: random.Random, begin: Callable[[], None], end: Callable[[], None]) -> None:
         begin()

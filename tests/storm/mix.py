@@ -78,7 +78,8 @@ class Mix:
 
     `workers`: keys under way at once; `twins`: how many clients begin with the same key at once, at most;
     `tries`: how often a client comes back at most, `returns` of them after it was told the outcome;
-    `pause_s`: the longest time between two faults; `fault_s`: the longest time a lasting fault lasts.
+    `pause_s`: the longest time between two faults; `fault_s`: the longest time a lasting fault lasts; `short`: the
+    share of those that are over before a lease would be.
     """
 
     fates: Mapping[str, float] = field(default_factory=lambda: dict(FATES))
@@ -91,6 +92,7 @@ class Mix:
     native_share: float = 0.5
     pause_s: float = 1.2
     fault_s: float = 2.5
+    short: float = 0.5
     # How long an upstream that answers takes for it, at most.
     answer_s: float = 0.5
 

@@ -42,6 +42,7 @@ SIDECARS = 3
 # How often a run that is to stop at its first finding asks the judge, and every run looks for keys without an expiry.
 LOOK_S = 1.0
 QUIET_S = 20.0
+EACH_S = 0.1
 # Below the range from which Linux and macOS take the ports of outgoing connections.
 STEADY_PORTS = (15_000, 30_000)
 # Lines of a sidecar's log that say that something happened which nobody foresaw.
@@ -70,7 +71,6 @@ class Result:
     endings: Counter[str] = field(default_factory=Counter)
     exits: Counter[int] = field(default_factory=Counter)
     versions: set[str] = field(default_factory=set)
-    connections: int = 0
 
 
 def rules() -> dict[str, RouteRules]:
@@ -140,16 +140,16 @@ class Storm:
         self.fronts: list[StoreProxy] = []
 
     async def run(self, seconds: float, *, until_finding: bool = False) -> Result:
-        """Storm for `seconds`, then quiet, then judge. `until_finding`: stop as soon as there is something to show."""
+        """Storm for `seconds`, then quiet, then judge. `until_finding`: no longer than until there is a finding."""
         async with self._built() as (clients, faults, provider):
             found = await self._storm(clients, faults, seconds, until_finding)
             result = Result(self.seed, seconds, self.history, found, clients.mails, exits=faults.exits)
-            if not found:
+            ended = not until_finding
+            if ended:
                 provider.calm = True
                 await self._quiet(clients, result)
             await self._close(result)
-            result.connections = provider.upstream.connections
-            result.findings = judge(self.history, ended=not found)
+            result.findings = judge(self.history, ended=ended)
         return result
 
     @contextlib.asynccontextmanager
@@ -231,10 +231,13 @@ class Storm:
                 why = (await one.ask_admin("/readyz")).content.decode() if one.exit_code is None else one.exit_code
                 self.history.faults_of_ours.append(f"sidecar {number} is not ready in quiet times: {why}")
         limit = asyncio.Semaphore(64)
+        loop = asyncio.get_running_loop()
+        # Unknown keys take longest, and that is not long: whatever goes on beyond this is stuck.
+        until_s = loop.time() + scaled(QUIET_S + EACH_S * len(clients.mails))
 
         async def settle(one: Mail) -> None:
             async with limit:
-                ending = await clients.settle(one, QUIET_S)
+                ending = await clients.settle(one, min(loop.time() + scaled(QUIET_S), until_s))
             result.endings[f"{one.route} {ending}"] += 1
             if ending == "stuck":
                 self.history.stuck.append(one.key)
@@ -276,7 +279,7 @@ class Storm:
     async def _close(self, result: Result) -> None:
         """End the sidecars as an operator does, and read their logs."""
         for one in self.sidecars:
-            if one.exit_code is None and not result.findings:
+            if one.exit_code is None and result.endings:
                 code = await one.stop()
                 if code != 0:
                     self.history.faults_of_ours.append(f"exit code {code} in quiet times")

@@ -1,0 +1,136 @@
+"""Two sidecars on one store behind a balancer that follows /readyz: restarted in turn, under load, unnoticed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import pytest
+from balancer import Backend, Balancer
+from harness import Client, Parsed, Sidecar, duration, request, scaled, slow, until
+from lab import FIELDS, Lab, fresh
+
+pytest_plugins = ("lab_fixtures",)
+
+WORKERS = 24
+
+
+@dataclass(slots=True)
+class Load:
+    """Applications that send through the balancer until `over`; each mail twice, its retry perhaps elsewhere."""
+
+    base: str
+    over: bool = False
+    answers: list[tuple[str, Parsed]] = field(default_factory=list)
+
+    async def run(self) -> None:
+        """Raises: whatever one of them meets."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(WORKERS):
+                group.create_task(self._application())
+
+    async def _application(self) -> None:
+        async with await Client.open(self.base) as client:
+            while not self.over:
+                key = fresh()
+                data = request(content=b'{"n":"%b"}' % key.encode(), fields=FIELDS, key=key)
+                for _ in range(2):
+                    self.answers.append((key, await client.ask(data)))
+
+
+def backend_of(balancer: Balancer, sidecar: Sidecar) -> Backend:
+    return next(one for one in balancer.backends if one.sidecar is sidecar)
+
+
+@pytest.fixture
+async def two(lab: Lab) -> AsyncIterator[Lab]:
+    """Two sidecars with a drain of several looks of the balancer; an upstream that takes its time."""
+    lab.upstream.default = slow(0.02)
+    for _ in range(2):
+        await lab.sidecar(drain=duration(0.6), ready=False)
+    await asyncio.gather(lab.one.ready(), lab.two.ready())
+    yield lab
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.case("C335", "C336")
+async def test_rolling_restart_fails_no_request_and_sends_nothing_twice(two: Lab) -> None:
+    balancer = await Balancer.start(two.sidecars)
+    load = Load(balancer.base)
+    running = asyncio.create_task(load.run())
+    try:
+        for _ in range(2):
+            for sidecar in two.sidecars:
+                answered = len(load.answers)
+                await until(lambda at=answered: len(load.answers) > at + 100)
+                begin_s = time.monotonic()
+                assert await sidecar.stop() == 0
+                assert time.monotonic() - begin_s > scaled(0.5)
+                await sidecar.run()
+                await until(lambda one=backend_of(balancer, sidecar): one.ready)
+        answered = len(load.answers)
+        await until(lambda: len(load.answers) > answered + 100)
+    finally:
+        load.over = True
+        await running
+        await balancer.stop()
+    assert balancer.failed == []
+    assert Counter(got.status for _, got in load.answers) == {200: len(load.answers)}
+    by_key: dict[str, set[bytes]] = {}
+    for key, got in load.answers:
+        by_key.setdefault(key, set()).add(got.content)
+    assert [key for key, contents in by_key.items() if len(contents) > 1] == []
+    sent = Counter(one.first("idempotency-key") for one in two.upstream.requests)
+    assert (max(sent.values()), len(sent)) == (1, len(by_key))
+    assert all(backend.served > 100 for backend in balancer.backends)
+    assert [line for one in two.sidecars for line in one.log_lines(level="error")] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.case("C337")
+async def test_killed_sidecar_costs_only_what_it_had_in_hand_and_nothing_is_sent_twice(two: Lab) -> None:
+    balancer = await Balancer.start(two.sidecars)
+    load = Load(balancer.base)
+    running = asyncio.create_task(load.run())
+    try:
+        await until(lambda: len(load.answers) > 200)
+        await two.one.kill()
+        await until(lambda: not balancer.backends[0].ready)
+        answered = len(load.answers)
+        await until(lambda: len(load.answers) > answered + 300)
+    finally:
+        load.over = True
+        await running
+        await balancer.stop()
+    # What the balancer cannot know: requests on connections that ended under it. Their retry is told the truth.
+    statuses = Counter(got.status for _, got in load.answers)
+    assert set(statuses) <= {200, 502, 504, 409}
+    assert statuses[502] <= 2 * WORKERS
+    assert statuses[409] + statuses[504] <= 2 * WORKERS
+    assert max(Counter(one.first("idempotency-key") for one in two.upstream.requests).values()) == 1
+
+
+@pytest.mark.case("C338")
+async def test_balancer_asks_another_one_only_where_connecting_failed(two: Lab) -> None:
+    """The judge is judged: a balancer that repeated more would hide what the others have to show."""
+    balancer = await Balancer.start(two.sidecars)
+    try:
+        async with await Client.open(balancer.base) as client:
+            data = [request(fields=FIELDS, content=b"{}", key=fresh()) for _ in range(3)]
+            # Both have an idle connection; the ends of those are seen only when they are written on.
+            assert [(await client.ask(one)).status for one in data[:2]] == [200, 200]
+            await two.one.kill()
+            statuses = [(await client.ask(one)).status for one in data]
+        assert (statuses.count(502), len(balancer.failed)) == (1, 1)
+        await until(lambda: not balancer.backends[0].ready)
+        balancer.backends[0].ready = True
+        async with await Client.open(balancer.base) as client:
+            assert [(await client.ask(data[2])).status for _ in range(4)] == [200] * 4
+        assert len(balancer.failed) == 1
+    finally:
+        await balancer.stop()
