@@ -17,7 +17,9 @@ AT_ONCE = 100
 
 
 @contextlib.asynccontextmanager
-async def connected(pair: Pair, count: int, first: Callable[[int], bytes] = lambda _: b"") -> AsyncIterator[list[Client]]:
+async def connected(
+    pair: Pair, count: int, first: Callable[[int], bytes] = lambda _: b""
+) -> AsyncIterator[list[Client]]:
     """`count` connections, on each of which `first(number)` was written; all left at the end."""
     clients: list[Client] = []
     try:

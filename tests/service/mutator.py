@@ -1,10 +1,10 @@
 """Requests that are nearly right: a seeded mutator over whole requests, and the strict reader of what comes back.
 
-    mutator = Mutator(seed)
-    data = mutator.mutant(number)          # the same for the same seed and number
-    read = answers(received)               # raises ValueError where this is no row of HTTP/1.1 answers
-    mutant_answer(seed, number)            # the other direction: an upstream's answer, marked with its number
-    foreign(received, number)              # the marks of others in it
+mutator = Mutator(seed)
+data = mutator.mutant(number)          # the same for the same seed and number
+read = answers(received)               # raises ValueError where this is no row of HTTP/1.1 answers
+mutant_answer(seed, number)            # the other direction: an upstream's answer, marked with its number
+foreign(received, number)              # the marks of others in it
 """
 
 from __future__ import annotations
@@ -204,7 +204,15 @@ def _refusal(content: bytes) -> bytes:
     return b"HTTP/1.1 422 Unprocessable Content\r\nContent-Length: %d\r\n\r\n%b" % (len(content), content)
 
 
-ANSWERS: tuple[Callable[[bytes], bytes], ...] = (_length, _length, _chunks_of, _chunks_of, _to_the_end, _interim, _refusal)
+ANSWERS: tuple[Callable[[bytes], bytes], ...] = (
+    _length,
+    _length,
+    _chunks_of,
+    _chunks_of,
+    _to_the_end,
+    _interim,
+    _refusal,
+)
 
 
 def mutant_answer(seed: int, number: int) -> bytes:

@@ -13,7 +13,23 @@ AROUND = (
     *(b"/..", b"/%2e%2e", b"/..%2f..", b"/.", b"//", b"/x", b"%2f..", b"\\..", b"/x/y", b"/emails"),
     *(b"/a\\b", b"/a%5cb", b"/a%2fb", b"/a\\b/..", b"/a%2fb/..", b"/a\\..", b"/a%2f/..", b"/a%252fb"),
 )
-BEHIND = (b"", b"", b"?", b"?a=b", b"?/../x", b"/", b"//", b"/.", b"/x/..", b"%2f", b"\\", b"/%2e%2e%2f", b";p=1", b"%00", b"%20")
+BEHIND = (
+    b"",
+    b"",
+    b"?",
+    b"?a=b",
+    b"?/../x",
+    b"/",
+    b"//",
+    b"/.",
+    b"/x/..",
+    b"%2f",
+    b"\\",
+    b"/%2e%2e%2f",
+    b";p=1",
+    b"%00",
+    b"%20",
+)
 
 Read = Callable[[bytes], bytes | None]
 
@@ -95,7 +111,16 @@ def backslashes(path: bytes) -> bytes | None:
     return _fold(unquote_to_bytes(path).replace(b"\\", b"/")[1:].split(b"/"), merge=True, strict=False)
 
 
-SERVERS: tuple[Read, ...] = (as_it_comes, decoded, folded_then_decoded, nginx, lenient, unmerged, kept_escapes, backslashes)
+SERVERS: tuple[Read, ...] = (
+    as_it_comes,
+    decoded,
+    folded_then_decoded,
+    nginx,
+    lenient,
+    unmerged,
+    kept_escapes,
+    backslashes,
+)
 
 
 def taken_for(target: bytes, send: re.Pattern[bytes]) -> list[str]:

@@ -90,7 +90,12 @@ async def test_depth_without_end_in_a_query_or_in_fields_costs_nothing(mail: Pai
     many = [("Accept", "a/b;q=0." + "1" * 2000)] * 20 + [("Cookie", "; ".join(["a=b"] * 2000))]
     begin_s = time.monotonic()
     for number, (target, fields) in enumerate(
-        [(f"/mail/emails?{deep}", []), ("/mail/emails?" + "a&" * 10_000, []), ("/mail/emails", many), ("/mail" + "/." * 20_000 + "/emails", [])]
+        [
+            (f"/mail/emails?{deep}", []),
+            ("/mail/emails?" + "a&" * 10_000, []),
+            ("/mail/emails", many),
+            ("/mail" + "/." * 20_000 + "/emails", []),
+        ]
     ):
         got = await mail.ask(request("POST", target, fields, json.dumps(number).encode(), key=f"wide {number}"))
         assert got.status == 200

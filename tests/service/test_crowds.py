@@ -232,7 +232,11 @@ async def test_end_of_descriptors_leaves_it_alive_and_it_recovers(tmp_path: Path
             await until(lambda: descriptors(few.pid) >= 299)
             # A connection that stands is served: with a problem where none can be opened upstream.
             got = await clients[0].ask(post("at the end"))
-            assert (got.status, got.slug) in ((502, "upstream-unreachable"), (503, "overloaded"), (503, "store-unavailable"))
+            assert (got.status, got.slug) in (
+                (502, "upstream-unreachable"),
+                (503, "overloaded"),
+                (503, "store-unavailable"),
+            )
             assert got.json()["sent"] == "no"
             with pytest.raises((NoAnswerError, OSError)):
                 await raw(few.base, post("one too many"), deadline_s=3)

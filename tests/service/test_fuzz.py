@@ -181,7 +181,9 @@ async def test_answers_that_are_nearly_right_reach_no_other_client_and_send_noth
                 read = answers(bytes(got))
                 assert len(read) <= 1
             except (ValueError, AssertionError) as exc:
-                exc.add_note(f"seed {SEED}, answer {number}: {mutant_answer(SEED, number)[:3000]!r}\nread {got[:3000]!r}")
+                exc.add_note(
+                    f"seed {SEED}, answer {number}: {mutant_answer(SEED, number)[:3000]!r}\nread {got[:3000]!r}"
+                )
                 raise
             if not read or not read[0].whole:
                 return "cut"

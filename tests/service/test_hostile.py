@@ -182,7 +182,9 @@ async def test_discriminator_is_found_wherever_and_however_it_is_written(
 
 
 @pytest.mark.case("C307")
-@pytest.mark.parametrize("query", ["", "?Action=GetSendQuota", "?Action=sendemail", "?X-Action=SendEmail", "?SendEmail"])
+@pytest.mark.parametrize(
+    "query", ["", "?Action=GetSendQuota", "?Action=sendemail", "?X-Action=SendEmail", "?SendEmail"]
+)
 @pytest.mark.parametrize("content", [b"", b"Action=ListIdentities", b"to=Action%3DSendEmail"])
 async def test_what_only_looks_like_a_discriminator_passes(field: Field, query: str, content: bytes) -> None:
     got = await field.ask("POST", "/query/" + query, [FORM], content)
@@ -275,7 +277,12 @@ async def test_host_that_is_one_is_taken(field: Field, host: bytes) -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        [("Connection", "Upgrade"), ("Upgrade", "websocket"), ("Sec-WebSocket-Key", "dGhl"), ("Sec-WebSocket-Version", "13")],
+        [
+            ("Connection", "Upgrade"),
+            ("Upgrade", "websocket"),
+            ("Sec-WebSocket-Key", "dGhl"),
+            ("Sec-WebSocket-Version", "13"),
+        ],
         [("Connection", "Upgrade, HTTP2-Settings"), ("Upgrade", "h2c"), ("HTTP2-Settings", "AAMAAABkAAQ")],
         [("Connection", "upgrade"), ("Upgrade", "TLS/1.2, HTTP/1.1")],
         [("Upgrade", "h2c")],
@@ -349,7 +356,10 @@ async def test_content_that_reads_like_a_request_stays_content(field: Field, tar
     inner = request("GET", "/mail/hidden") + b"0\r\n\r\n" + post("hidden")
     fields = [("Transfer-Encoding", "chunked")]
     chunks = b"%x\r\n%b\r\n0\r\n\r\n" % (len(inner), inner)
-    whole = [request("POST", target, [], inner, key=f"inner {target}"), request("POST", target, fields, key="i") + chunks]
+    whole = [
+        request("POST", target, [], inner, key=f"inner {target}"),
+        request("POST", target, fields, key="i") + chunks,
+    ]
     async with await field.pair.client() as client:
         for data in whole:
             assert (await client.ask(data)).status == 200

@@ -34,7 +34,9 @@ PRINTABLE = set(range(0x20, 0x7F)) - {0x22, 0x2C}
         (b'"quoted-', b'-quoted"', PRINTABLE - {0x5C} | {0x2C}),
     ],
 )
-async def test_key_with_any_byte_is_its_own_or_is_refused(mail: Pair, begin: bytes, end: bytes, taken: set[int]) -> None:
+async def test_key_with_any_byte_is_its_own_or_is_refused(
+    mail: Pair, begin: bytes, end: bytes, taken: set[int]
+) -> None:
     seen = set()
     for code in range(256):
         if code == 0x20 and code not in taken:
@@ -91,7 +93,22 @@ async def test_target_with_any_byte_keeps_it_or_is_refused(mail: Pair) -> None:
 
 @pytest.mark.case("C312")
 async def test_keys_made_to_look_alike_stay_apart(mail: Pair) -> None:
-    alike = [b"a", b"A", b"a.", b"a%00", b"a\\", b"a*", b"{a}", b"a}{b", b"a:b", b"a/b", b"../a", b"a b", b"a  b", b"%61"]
+    alike = [
+        b"a",
+        b"A",
+        b"a.",
+        b"a%00",
+        b"a\\",
+        b"a*",
+        b"{a}",
+        b"a}{b",
+        b"a:b",
+        b"a/b",
+        b"../a",
+        b"a b",
+        b"a  b",
+        b"%61",
+    ]
     alike += [b"a" * size for size in (2, 255, 256)]
     async with await Client.open(mail.sidecar.base) as client:
         for number, key in enumerate(alike):
