@@ -124,6 +124,11 @@ def test_every_case_has_a_sentence_and_every_sentence_a_test() -> None:
         assert any(name in row[2] for name in marked[case]), case
 
 
+def test_every_test_that_the_cases_and_traps_name_exists() -> None:
+    for place, name in re.findall(r"([\w/]+\.py)::(\w+)", CASES.read_text("utf-8")):
+        assert f"def {name}(" in (ROOT / "tests" / place).read_text("utf-8"), f"{place}::{name}"
+
+
 def test_version_of_the_program_has_its_place_in_the_changelog() -> None:
     changes = (ROOT / ".github" / "CHANGELOG.md").read_text("utf-8")
     assert f"## [{__version__}]" in changes

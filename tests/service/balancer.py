@@ -7,8 +7,8 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from harness import Client, NoAnswerError, Sidecar, scaled
-from harness.wire import HEAD_LIMIT_BYTES, first, read_content, read_head
+from harness import Client, NoAnswerError, Sidecar, scaled, until
+from harness.wire import HEAD_LIMIT_BYTES, read_content, read_head
 
 LOOK_S = 0.1
 
@@ -56,6 +56,10 @@ class Balancer:
         for backend in self.backends:
             for client in backend.idle:
                 client.close()
+
+    async def until_ready(self, backend: Backend) -> None:
+        """Wait until a look has found it ready."""
+        await until(lambda: backend.ready)
 
     async def _keep_looking(self, backend: Backend) -> None:
         while True:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 import pytest
-from balancer import Backend, Balancer
-from harness import Client, Parsed, Sidecar, duration, request, scaled, slow, until
+from balancer import Balancer
+from harness import Client, Parsed, duration, request, scaled, slow, until
 from lab import FIELDS, Lab, fresh
 
 pytest_plugins = ("lab_fixtures",)
@@ -32,6 +31,11 @@ class Load:
             for _ in range(WORKERS):
                 group.create_task(self._application())
 
+    async def more(self, count: int) -> None:
+        """Wait until so many more answers have come."""
+        enough = len(self.answers) + count
+        await until(lambda: len(self.answers) >= enough, 20)
+
     async def _application(self) -> None:
         async with await Client.open(self.base) as client:
             while not self.over:
@@ -41,18 +45,14 @@ class Load:
                     self.answers.append((key, await client.ask(data)))
 
 
-def backend_of(balancer: Balancer, sidecar: Sidecar) -> Backend:
-    return next(one for one in balancer.backends if one.sidecar is sidecar)
-
-
 @pytest.fixture
-async def two(lab: Lab) -> AsyncIterator[Lab]:
+async def two(lab: Lab) -> Lab:
     """Two sidecars with a drain of several looks of the balancer; an upstream that takes its time."""
     lab.upstream.default = slow(0.02)
     for _ in range(2):
         await lab.sidecar(drain=duration(0.6), ready=False)
     await asyncio.gather(lab.one.ready(), lab.two.ready())
-    yield lab
+    return lab
 
 
 @pytest.mark.slow
@@ -63,17 +63,14 @@ async def test_rolling_restart_fails_no_request_and_sends_nothing_twice(two: Lab
     load = Load(balancer.base)
     running = asyncio.create_task(load.run())
     try:
-        for _ in range(2):
-            for sidecar in two.sidecars:
-                answered = len(load.answers)
-                await until(lambda at=answered: len(load.answers) > at + 100)
-                begin_s = time.monotonic()
-                assert await sidecar.stop() == 0
-                assert time.monotonic() - begin_s > scaled(0.5)
-                await sidecar.run()
-                await until(lambda one=backend_of(balancer, sidecar): one.ready)
-        answered = len(load.answers)
-        await until(lambda: len(load.answers) > answered + 100)
+        for backend in balancer.backends * 2:
+            await load.more(100)
+            begin_s = time.monotonic()
+            assert await backend.sidecar.stop() == 0
+            assert time.monotonic() - begin_s > scaled(0.5)
+            await backend.sidecar.run()
+            await balancer.until_ready(backend)
+        await load.more(100)
     finally:
         load.over = True
         await running
@@ -98,11 +95,10 @@ async def test_killed_sidecar_costs_only_what_it_had_in_hand_and_nothing_is_sent
     load = Load(balancer.base)
     running = asyncio.create_task(load.run())
     try:
-        await until(lambda: len(load.answers) > 200)
+        await load.more(200)
         await two.one.kill()
         await until(lambda: not balancer.backends[0].ready)
-        answered = len(load.answers)
-        await until(lambda: len(load.answers) > answered + 300)
+        await load.more(300)
     finally:
         load.over = True
         await running

@@ -28,7 +28,7 @@ from harness import (
     until,
 )
 from harness.behaviours import Behaviour
-from pair import Pair, each_test, head, module_pair, post, rss_bytes, running
+from pair import Pair, each_test, module_pair, post, rss_bytes, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 MIB = 1024 * 1024
@@ -83,20 +83,20 @@ async def test_half_a_head_is_ended_in_the_time_for_uploads(
     timeout = {"receive": duration(0.5), "connect": duration(1), "total": duration(2)}
     async with running(tmp_path, session_store.url, timeout=timeout) as pair, await pair.client() as client:
         begin_s = time.monotonic()
-        if begun == "alone":
-            await client.send(HALF_HEAD)
-        elif begun == "byte by byte":
-            writing = asyncio.create_task(client.send_pieces([bytes((byte,)) for byte in HALF_HEAD * 10], gap_s=0.02))
-        else:
+        pieces = [HALF_HEAD]
+        if begun == "byte by byte":
+            pieces = [bytes((byte,)) for byte in HALF_HEAD * 10]
+        elif begun != "alone":
             pair.upstream.default = slow(0.2) if "running" in begun else answer()
-            await client.send(post(f"whole {begun}") + HALF_HEAD)
+            pieces = [post(f"whole {begun}") + HALF_HEAD]
+        writing = asyncio.create_task(client.send_pieces(pieces, gap_s=0.02))
+        if "request" in begun:
             assert (await client.answer()).status == 200
         rest = await client.rest(3)
+        writing.cancel()
+        await asyncio.gather(writing, return_exceptions=True)
         assert scaled(0.4) < time.monotonic() - begin_s < scaled(2.5)
         assert rest == b"" or rest.startswith(b"HTTP/1.1 408 ")
-        if begun == "byte by byte":
-            writing.cancel()
-            await asyncio.gather(writing, return_exceptions=True)
         # An idle connection is none that dawdles: nothing was begun on it.
         async with await pair.client() as idle:
             assert (await idle.ask(post("first"))).status == 200

@@ -17,8 +17,9 @@ import pytest
 from crowd import each
 from harness import Client, RedisServer, Turn, duration, request, scaled, until
 from harness.behaviours import Behaviour, Received
-from mutator import SECRET, Mutator, answers, check_request, foreign, mark, mutant_answer
-from pair import Pair, post, rss_bytes, running
+from mutator import SECRET, Mutator, foreign, mark, mutant_answer
+from pair import Pair, rss_bytes, running
+from strict import answers, check_request
 
 MUTANTS = int(os.environ.get("SIDECAR_FUZZ", "3000"))
 SEED = int(os.environ.get("SIDECAR_FUZZ_SEED", "1"))
@@ -29,11 +30,10 @@ MIB = 1024 * 1024
 
 
 @contextlib.asynccontextmanager
-async def fuzzed(directory: Path, store_url: str, **route: object) -> AsyncIterator[Pair]:
+async def fuzzed(directory: Path, store_url: str) -> AsyncIterator[Pair]:
     """A sidecar that has to live through it all, with nothing in its log that says otherwise."""
     times = {"receive": duration(0.3), "connect": duration(1), "total": duration(0.5)}
-    settings = {"timeout": times, "key": {"missing": "reject"}, **route}
-    async with running(directory, store_url, **settings) as pair:
+    async with running(directory, store_url, timeout=times, key={"missing": "reject"}) as pair:
         pid = pair.sidecar.pid
         yield pair
         assert (await pair.sidecar.ask_admin("/livez")).status == 200
@@ -89,7 +89,7 @@ async def at_rest(pair: Pair) -> None:
     """Wait until nothing is under way; then nothing may be held either."""
 
     async def resting() -> bool:
-        return (await pair.sidecar.ask_admin("/v1/stats")).json()["outstanding"] == 0
+        return bool((await pair.sidecar.ask_admin("/v1/stats")).json()["outstanding"] == 0)
 
     await until(resting)
     stats = (await pair.sidecar.ask_admin("/v1/stats")).json()

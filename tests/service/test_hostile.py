@@ -1,23 +1,20 @@
-"""Requests made to lead somewhere else: past the protection, to another host, into another client's request."""
+"""Requests made to lead somewhere else: past the protection, or to another host."""
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
-from typing import Any
 
 import pytest
-import pytest_asyncio
-from harness import Parsed, RedisServer, Upstream, request
-from harness.wire import Pairs, first
-from mutator import check_request
-from pair import Pair, gzipped, head, post, running
+from ground import Ground
+from harness import request
+from harness.wire import Pairs
+from pair import gzipped, head
 from spellings import pairs, spelling, taken_for
+from strict import check_request
 
+pytest_plugins = ("ground_fixtures",)
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 SPELLINGS = int(os.environ.get("SIDECAR_SPELLINGS", "1500"))
@@ -29,68 +26,13 @@ SENDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
-    """A sidecar whose routes refuse sends without a key, and the upstream of each."""
-
-    pair: Pair
-    upstreams: dict[str, Upstream]
-    canary: Upstream
-
-    def seen(self) -> list[tuple[str, bytes]]:
-        """Route and target of what has arrived anywhere."""
-        return [(name, one.target) for name, far in self.upstreams.items() for one in far.begun]
-
-    async def ask(self, method: str, target: str | bytes, fields: Pairs = (), content: bytes = b"") -> Parsed:
-        return await self.pair.ask(request(method, target, fields, content))
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def ground(tmp_path_factory: pytest.TempPathFactory, session_store: RedisServer) -> AsyncIterator[Field]:
-    session_store.flush()
-    canary = await Upstream.start()
-    fars = {name: await Upstream.start() for name in ("mail", "deep", "query", "named", "kept")}
-    two = ["POST /emails", "POST /v3/{domain}/messages"]
-    common: dict[str, Any] = {"provider": "generic", "key": {"missing": "reject"}, "sends": two}
-    routes = {
-        "mail": {**common, "upstream": fars["mail"].url},
-        "deep": {**common, "upstream": fars["deep"].url + "/v1"},
-        "query": {
-            **common,
-            "upstream": fars["query"].url,
-            "sends": ["POST / Action=SendEmail", "GET / Action=SendEmail"],
-        },
-        "named": {**common, "upstream": fars["named"].url, "host": "api.test"},
-        "kept": {**common, "upstream": fars["kept"].url, "upstream_host": "preserve"},
-    }
-    directory = tmp_path_factory.mktemp("ground")
-    # A copy of each part: parts that two routes share would be written as YAML aliases.
-    parts = {"routes": json.loads(json.dumps(routes))}
-    async with running(directory, session_store.url, parts, at=fars["mail"]) as pair:
-        yield Field(pair, fars, canary)
-    for far in (*fars.values(), canary):
-        await far.stop()
-
-
-@pytest.fixture
-def field(ground: Field) -> Iterator[Field]:
-    for far in (*ground.upstreams.values(), ground.canary):
-        far.requests.clear()
-        far.begun.clear()
-        far.malformed.clear()
-        far.connections = 0
-    begin = len(ground.pair.sidecar.log())
-    yield ground
-    print("\n".join(ground.pair.sidecar.log()[begin:].splitlines()[-40:]))
-
-
 # Past the protection.
 
 
 @pytest.mark.case("C306")
 @pytest.mark.parametrize("route", ["mail", "deep"])
 @pytest.mark.parametrize("send", ["/emails", "/v3/a.test/messages"])
-async def test_no_spelling_of_a_send_passes_unprotected(field: Field, route: str, send: str) -> None:
+async def test_no_spelling_of_a_send_passes_unprotected(field: Ground, route: str, send: str) -> None:
     rng = random.Random(SEED)
     written = [spelling(rng, b"/" + route.encode(), send.encode()) for _ in range(SPELLINGS // 4)]
     statuses: list[int] = []
@@ -136,7 +78,7 @@ async def test_no_spelling_of_a_send_passes_unprotected(field: Field, route: str
         "/x/../mail/emails",
     ],
 )
-async def test_spelling_that_servers_take_for_a_send_is_refused_without_a_key(field: Field, target: str) -> None:
+async def test_spelling_that_servers_take_for_a_send_is_refused_without_a_key(field: Ground, target: str) -> None:
     got = await field.ask("POST", target, [("Content-Type", "application/json")], b"{}")
     assert (got.status, got.slug, field.seen()) == (400, "key-missing", [])
 
@@ -174,7 +116,7 @@ async def test_spelling_that_servers_take_for_a_send_is_refused_without_a_key(fi
     ],
 )
 async def test_discriminator_is_found_wherever_and_however_it_is_written(
-    field: Field, method: str, query: str, fields: Pairs, content: bytes
+    field: Ground, method: str, query: str, fields: Pairs, content: bytes
 ) -> None:
     for prefix in ("/query/", "/query"):
         got = await field.ask(method, prefix + query, fields, content)
@@ -186,7 +128,7 @@ async def test_discriminator_is_found_wherever_and_however_it_is_written(
     "query", ["", "?Action=GetSendQuota", "?Action=sendemail", "?X-Action=SendEmail", "?SendEmail"]
 )
 @pytest.mark.parametrize("content", [b"", b"Action=ListIdentities", b"to=Action%3DSendEmail"])
-async def test_what_only_looks_like_a_discriminator_passes(field: Field, query: str, content: bytes) -> None:
+async def test_what_only_looks_like_a_discriminator_passes(field: Ground, query: str, content: bytes) -> None:
     got = await field.ask("POST", "/query/" + query, [FORM], content)
     assert (got.status, len(field.seen())) == (200, 1)
     assert (b"Action", b"SendEmail") not in pairs(query.encode(), content)
@@ -196,7 +138,7 @@ async def test_what_only_looks_like_a_discriminator_passes(field: Field, query: 
 
 
 @pytest.mark.case("C308")
-async def test_no_request_reaches_a_host_that_only_the_client_named(field: Field) -> None:
+async def test_no_request_reaches_a_host_that_only_the_client_named(field: Ground) -> None:
     port = field.canary.port
     there = f"127.0.0.1:{port}"
     targets = [
@@ -245,7 +187,7 @@ async def test_no_request_reaches_a_host_that_only_the_client_named(field: Field
 
 @pytest.mark.case("C308")
 @pytest.mark.parametrize("host", ["api.test", "API.test:8025", "api.test."])
-async def test_absolute_target_chooses_among_the_routes_and_nothing_else(field: Field, host: str) -> None:
+async def test_absolute_target_chooses_among_the_routes_and_nothing_else(field: Ground, host: str) -> None:
     for target, given in ((f"http://{host}/x?y", "other.test"), ("/x?y", host)):
         assert (await field.pair.ask(request("GET", target, host=given))).status == 200
     assert field.seen() == [("named", b"/x?y")] * 2
@@ -258,110 +200,13 @@ async def test_absolute_target_chooses_among_the_routes_and_nothing_else(field: 
 @pytest.mark.parametrize(
     "host", [b"a b", b"a@b", b"\xff\xfe", b"a/b", b"a\\b", b"a?b", b"a:b", b"a:1:2", b"[::1", b'"a"', b"a\tb"]
 )
-async def test_host_that_is_none_is_refused(field: Field, route: str, host: bytes) -> None:
+async def test_host_that_is_none_is_refused(field: Ground, route: str, host: bytes) -> None:
     got = await field.pair.ask(head(b"GET /" + route.encode() + b"/x HTTP/1.1", b"Host: " + host))
     assert (got.status, got.slug, field.seen()) == (400, "request-malformed", [])
 
 
 @pytest.mark.case("C309")
 @pytest.mark.parametrize("host", [b"", b"a", b"a:", b"a:1", b"[::1]:8025", b"a_b.test", b"a%2db", b"1.2.3.4"])
-async def test_host_that_is_one_is_taken(field: Field, host: bytes) -> None:
+async def test_host_that_is_one_is_taken(field: Ground, host: bytes) -> None:
     assert (await field.pair.ask(head(b"GET /kept/x HTTP/1.1", b"Host: " + host))).status == 200
     assert [one.first("host") for one in field.upstreams["kept"].begun] == [host]
-
-
-# Into another protocol, or another request.
-
-
-@pytest.mark.case("C310")
-@pytest.mark.parametrize(
-    "fields",
-    [
-        [
-            ("Connection", "Upgrade"),
-            ("Upgrade", "websocket"),
-            ("Sec-WebSocket-Key", "dGhl"),
-            ("Sec-WebSocket-Version", "13"),
-        ],
-        [("Connection", "Upgrade, HTTP2-Settings"), ("Upgrade", "h2c"), ("HTTP2-Settings", "AAMAAABkAAQ")],
-        [("Connection", "upgrade"), ("Upgrade", "TLS/1.2, HTTP/1.1")],
-        [("Upgrade", "h2c")],
-    ],
-    ids=["websocket", "h2c", "tls", "unnamed"],
-)
-async def test_upgrade_is_not_offered_on_and_the_connection_goes_on(field: Field, fields: Pairs) -> None:
-    key = f"upgrade {fields[-1][1]}".replace(",", "")
-    async with await field.pair.client() as client:
-        got = [await client.ask(request("GET", "/mail/x", fields))]
-        got += [await client.ask(request("POST", "/mail/emails", fields, b"{}", key=key)) for _ in range(2)]
-        got.append(await client.ask(request("GET", "/mail/last")))
-    assert [(one.status, one.replayed) for one in got] == [(200, False), (200, False), (200, True), (200, False)]
-    seen = field.upstreams["mail"].requests
-    assert [one.target for one in seen] == [b"/x", b"/emails", b"/last"]
-    assert seen[1].content == b"{}"
-    assert {first(one.fields, name) for one in seen for name in ("upgrade", "connection", "http2-settings")} == {None}
-
-
-@pytest.mark.case("C310")
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0",
-        b"CONNECT %b HTTP/1.1\r\nHost: %b\r\n\r\n",
-        b"CONNECT /mail/emails HTTP/1.1\r\nHost: %b\r\n\r\n",
-    ],
-    ids=["h2", "connect", "connect-path"],
-)
-async def test_tunnel_is_not_opened(field: Field, data: bytes) -> None:
-    there = b"127.0.0.1:%d" % field.canary.port
-    async with await field.pair.client() as client:
-        await client.send(data.replace(b"%b", there) + request("GET", "/hello"))
-        got = await client.answer()
-    assert (got.status, got.slug) == (400, "request-malformed")
-    assert (field.canary.connections, field.seen()) == (0, [])
-
-
-@pytest.mark.case("C311")
-@pytest.mark.parametrize(
-    ("fields", "content"),
-    [
-        ([("Content-Length", "4"), ("Transfer-Encoding", "chunked")], b"0\r\n\r\n"),
-        ([("Transfer-Encoding", "chunked"), ("Content-Length", "5")], b"0\r\n\r\n"),
-        ([("Transfer-Encoding", "x"), ("Content-Length", "5")], b"0\r\n\r\n"),
-        ([("Transfer-Encoding", "chunked"), ("Transfer-encoding", "x")], b"0\r\n\r\n"),
-        ([("Transfer-Encoding", "\x0bchunked")], b"0\r\n\r\n"),
-        ([("Transfer-Encoding ", "chunked")], b"0\r\n\r\n"),
-        ([("X", "1\nTransfer-Encoding: chunked")], b"0\r\n\r\n"),
-        ([("Content-Length", "0"), ("Content-Length", "40")], b""),
-        ([("Content-Length", "0, 40")], b""),
-        ([("Content-Length", "00000000000000000000000000000000000000x0")], b""),
-        ([("Connection", "Content-Length"), ("Content-Length", "5")], b"12345"),
-        ([("Connection", "Transfer-Encoding, Content-Length"), ("Content-Length", "5")], b"12345"),
-    ],
-)
-@pytest.mark.parametrize("target", ["/mail/emails", "/mail/other"])
-async def test_request_hidden_behind_another_never_reaches_the_upstream(
-    field: Field, fields: Pairs, content: bytes, target: str
-) -> None:
-    hidden = request("GET", "/mail/hidden", [("X-Hidden", "1")])
-    async with await field.pair.client() as client:
-        await client.send(request("POST", target, fields, content, key="front") + hidden)
-        await client.rest()
-    assert field.seen() == []
-
-
-@pytest.mark.case("C311")
-@pytest.mark.parametrize("target", ["/mail/emails", "/mail/other"])
-async def test_content_that_reads_like_a_request_stays_content(field: Field, target: str) -> None:
-    inner = request("GET", "/mail/hidden") + b"0\r\n\r\n" + post("hidden")
-    fields = [("Transfer-Encoding", "chunked")]
-    chunks = b"%x\r\n%b\r\n0\r\n\r\n" % (len(inner), inner)
-    whole = [
-        request("POST", target, [], inner, key=f"inner {target}"),
-        request("POST", target, fields, key="i") + chunks,
-    ]
-    async with await field.pair.client() as client:
-        for data in whole:
-            assert (await client.ask(data)).status == 200
-    seen = field.upstreams["mail"].begun
-    assert [(one.target, one.content) for one in seen] == [(target.removeprefix("/mail").encode(), inner)] * 2

@@ -16,8 +16,9 @@ import pytest
 from crowd import each
 from harness import Client, NoAnswerError, Turn, answer, chunked, cut_content, duration, request, scaled, until
 from harness.behaviours import Behaviour, Received
-from mutator import answers, foreign, mark
+from mutator import foreign, mark
 from pair import Pair, each_test, module_pair
+from strict import answers
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 shared = module_pair(timeout={"receive": duration(2), "connect": duration(1), "total": duration(0.6)})
