@@ -151,11 +151,12 @@ class Connection(asyncio.Protocol):
         self._transport.write(first)
 
     def write(self, data: bytes) -> None:
-        """Write more. The caller has awaited `ready_for_more` and is still the reader.
+        """Write more, if anything. The caller has awaited `ready_for_more` and is still the reader.
 
         Raises: ssl.SSLError.
         """
-        self._transport.write(self._sealed(data))
+        if data:
+            self._transport.write(self._sealed(data))
 
     def _sealed(self, data: bytes) -> bytes:
         if self._tls is None:

@@ -20,6 +20,8 @@ KEEP_ALIVE_S = 3630.0
 # From the first byte of a head to its last.
 HEAD_S = 60.0
 MAX_FIELDS = 512
+# The parser also reads HTTP/0.9 and 2.0, which nobody speaks on such a connection.
+VERSIONS = ((1, 0), (1, 1))
 ADMIN_HEADER_BYTES = 16 * 1024
 # RFC 9110 section 5.6.2: what a method may look like, in the line that the parser quotes in its message as bytes.
 METHOD = re.compile(r"b['\"][!#$%&'*+.^_`|~0-9A-Za-z-]+ ")
@@ -130,6 +132,8 @@ class _Connection(RequestHandler):
 
     @property
     def _idle(self) -> bool:
+        if self._request_count == 0:
+            return True  # the first bytes may come before aiohttp's own task has begun to wait for them
         return self._waiter is not None and not self._waiter.done() and not self._messages
 
     def _watch_head(self) -> None:
@@ -219,4 +223,10 @@ class Exact(web.Server):
 
 def admin_server(respond: Respond) -> Exact:
     """The server of the admin listener: the same care, nothing counted."""
-    return Exact(respond, malformed=lambda _: None, header_bytes=ADMIN_HEADER_BYTES)
+
+    async def known(request: web.BaseRequest) -> web.StreamResponse:
+        if request.version in VERSIONS:
+            return await respond(request)
+        return cast(web.StreamResponse, _Refused(malformed("The version must be HTTP/1.1 or HTTP/1.0.")))
+
+    return Exact(known, malformed=lambda _: None, header_bytes=ADMIN_HEADER_BYTES)

@@ -12,7 +12,7 @@ from aiohttp import web
 from sidecar.content import Content
 from sidecar.errors import Outcome, ProblemError
 from sidecar.message import Answer, Fields, first, values
-from sidecar.protocol import HEAD_S, Exact, Malformed, Written, malformed
+from sidecar.protocol import HEAD_S, VERSIONS, Exact, Malformed, Written, malformed
 
 # How much of an answer is handed to the transport before waiting for the client to take it.
 PIECE_BYTES = 64 * 1024
@@ -58,8 +58,7 @@ class Inbound:
         """
         if sum(len(name) + len(value) + 4 for name, value in self.fields) + len(self.target) > header_bytes:
             raise ProblemError(Outcome.REQUEST_MALFORMED, f"The head is longer than {header_bytes} bytes.", status=431)
-        # The parser also reads HTTP/0.9 and 2.0, which nobody speaks on such a connection.
-        if self.request.version not in ((1, 0), (1, 1)):
+        if self.request.version not in VERSIONS:
             raise malformed("The version must be HTTP/1.1 or HTTP/1.0.")
         hosts = values(self.fields, b"host")
         # RFC 9112 section 3.2: a request without exactly one Host field, or with an invalid one, is answered with 400.

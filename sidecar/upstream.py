@@ -27,6 +27,7 @@ __all__ = ["Fence", "Incoming", "Outgoing", "Upstream", "outgoing_fields"]
 FIRST_BYTES = 64 * 1024
 # Of one hop, or made by us: none of them goes upstream as the client wrote it.
 OURS = HOP_BY_HOP | {b"host", b"content-length", b"expect"}
+Rest = Iterator[bytes] | AsyncIterable[bytes]
 LAST_CHUNK = b"0\r\n\r\n"
 # How often a fence that has died again is renewed for one send; each renewal is a command to the store.
 RENEWALS = 3
@@ -119,7 +120,7 @@ class Upstream:
 
         Raises: NotSentError while nothing was written, LostError after that; what `outgoing.content` raises.
         """
-        opening, rest = _first_write(outgoing)
+        opening, rest, left = _first_write(outgoing)
         incoming = Incoming(
             head_request=outgoing.method == b"HEAD",
             header_bytes=self._header_bytes,
@@ -132,7 +133,7 @@ class Upstream:
             if rest is None:
                 incoming.uploaded()
             else:
-                upload = _upload(incoming, connection, rest, chunked=outgoing.chunked)
+                upload = _upload(incoming, connection, rest, left)
                 incoming.upload(asyncio.get_running_loop().create_task(upload))
             await incoming.head()
         except BaseException:
@@ -173,12 +174,10 @@ class Upstream:
         await self._pool.close()
 
 
-def _first_write(
-    outgoing: Outgoing,
-) -> tuple[bytes, Iterator[bytes] | AsyncIterable[bytes] | None]:
-    """The head with as much content as goes into one write; and the rest, None where that is all.
+def _first_write(outgoing: Outgoing) -> tuple[bytes, Rest | None, int | None]:
+    """The head with as much content as goes into one write; the rest, if any, and its length (None: chunks).
 
-    Raises: ValueError where target or fields would not stay one head.
+    Raises: ValueError where the head would not stay one head, or the content is not as long as it says.
     """
     lines = [b"%b %b HTTP/1.1\r\n" % (outgoing.method, outgoing.target)]
     lines += [b"%b: %b\r\n" % field for field in outgoing.fields]
@@ -187,29 +186,50 @@ def _first_write(
     # The last guard: whoever let a line break through, no field becomes two and no request a second one.
     if not head.count(b"\r") == head.count(b"\n") == len(lines) or b"\0" in head:
         raise ValueError("a line break or NUL within the head")
+    left = None if outgoing.chunked else int(first(outgoing.fields, b"content-length") or 0)
     if isinstance(outgoing.content, AsyncIterable):
-        return head, outgoing.content  # its first piece may take as long as it likes: the head goes ahead
+        return head, outgoing.content, left  # its first piece may take as long as it likes: the head goes ahead
     parts = [head]
     size = 0
     pieces = iter(outgoing.content)
     for piece in pieces:
-        parts.append(_framed(piece, chunked=outgoing.chunked))
+        left = _after(piece, left)
+        parts.append(_framed(piece, left))
         size += len(piece)
         if size >= FIRST_BYTES:
-            return b"".join(parts), pieces
-    if outgoing.chunked:
-        parts.append(LAST_CHUNK)
-    return b"".join(parts), None
+            return b"".join(parts), pieces, left
+    parts.append(_last(left))
+    return b"".join(parts), None, 0
 
 
-def _framed(piece: bytes, *, chunked: bool) -> bytes:
+def _after(piece: bytes, left: int | None) -> int | None:
+    """How much content may follow `piece`. One byte too many would be read as the next request.
+
+    Raises: ValueError.
+    """
+    if left is None:
+        return None
+    if len(piece) > left:
+        raise ValueError("more content than declared")
+    return left - len(piece)
+
+
+def _framed(piece: bytes, left: int | None) -> bytes:
     # An empty chunk would be the last one.
-    return b"%x\r\n%b\r\n" % (len(piece), piece) if chunked and piece else piece
+    return b"%x\r\n%b\r\n" % (len(piece), piece) if left is None and piece else piece
 
 
-async def _each(
-    pieces: Iterator[bytes] | AsyncIterable[bytes],
-) -> AsyncIterator[bytes]:
+def _last(left: int | None) -> bytes:
+    """What ends the content. With bytes missing, the next request would be read as these.
+
+    Raises: ValueError.
+    """
+    if left:
+        raise ValueError("less content than declared")
+    return LAST_CHUNK if left is None else b""
+
+
+async def _each(pieces: Rest) -> AsyncIterator[bytes]:
     if isinstance(pieces, AsyncIterable):
         async for piece in pieces:
             yield piece
@@ -218,25 +238,20 @@ async def _each(
             yield piece
 
 
-async def _upload(
-    incoming: Incoming,
-    connection: Connection,
-    rest: Iterator[bytes] | AsyncIterable[bytes],
-    *,
-    chunked: bool,
-) -> None:
+async def _upload(incoming: Incoming, connection: Connection, rest: Rest, left: int | None) -> None:
     """Write the rest of a request, at the upstream's pace; cancelled when the answer has ended."""
     try:
         async for piece in _each(rest):
+            left = _after(piece, left)
             await connection.ready_for_more()
             if incoming.over:
                 return
-            connection.write(_framed(piece, chunked=chunked))
+            connection.write(_framed(piece, left))
             incoming.progress()
+        last = _last(left)
         if incoming.over:
             return
-        if chunked:
-            connection.write(LAST_CHUNK)
+        connection.write(last)
         incoming.uploaded()
     except asyncio.CancelledError:
         incoming.abandon()  # without effect where the answer's end cancelled us

@@ -133,6 +133,28 @@ async def test_line_break_in_the_head_is_refused_before_anything_is_opened(
 
 
 @both_loops
+@pytest.mark.parametrize("content", [b"12", b"1234", b""])
+async def test_content_that_is_not_as_long_as_declared_is_never_mistaken_for_a_request(content: bytes) -> None:
+    async def later() -> AsyncIterator[bytes]:
+        yield content
+
+    fields = (*FIELDS, (b"Content-Length", b"3"))
+    with RawServer(serve(OK)) as server:
+        upstream = upstream_of(server)
+        with pytest.raises(ValueError, match="content than declared"):
+            await upstream.send(Outgoing(b"POST", b"/", fields, (content,)))
+        assert server.peers == []
+        with pytest.raises(ValueError, match="content than declared"):
+            await upstream.send(Outgoing(b"POST", b"/", fields, later()))
+        with pytest.raises(ValueError, match="content than declared"):
+            await upstream.send(Outgoing(b"POST", b"/", FIELDS, (b"undeclared",)))
+        await until(lambda: all(peer.ended.is_set() for peer in server.peers))
+        assert await exchange(upstream, post()) == (200, b"ok")
+        await upstream.close()
+    assert server.whole == 1
+
+
+@both_loops
 async def test_chunked_content_is_framed_and_empty_pieces_do_not_end_it() -> None:
     fields = (*FIELDS, (b"Transfer-Encoding", b"chunked"))
 
