@@ -39,6 +39,7 @@ class Administration:
         self._runner: web.ServerRunner | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._checked = False
+        self._unfit = ""
         self.failed: asyncio.Future[StartError] = asyncio.get_running_loop().create_future()
 
     def guard(self) -> Guard:
@@ -79,16 +80,24 @@ class Administration:
 
     async def _check_store(self) -> None:
         """Look at the store's promises once it can be asked; a missing right ends the start, an absent store not."""
+        late = False
         while not self._checked:
             try:
                 await self._store.check()
-                self._checked = True
+                self._checked, self._unfit = True, ""
             except StoreError:
+                late = True
                 await asyncio.sleep(0.2)
             except StartError as exc:
-                if not self.failed.done():
-                    self.failed.set_result(exc)
-                return
+                # A store that was away at the start is no reason to end what runs by now: not ready, and told.
+                if not late:
+                    if not self.failed.done():
+                        self.failed.set_result(exc)
+                    return
+                if self._unfit != str(exc):
+                    self._unfit = str(exc)
+                    self._log.error("store", message=self._unfit)
+                await asyncio.sleep(1.0)
 
     async def _tell_share(self, sends: Callable[[], tuple[int, int]]) -> None:
         await asyncio.sleep(SHARE_AFTER_S)
@@ -104,7 +113,7 @@ class Administration:
     @property
     def trouble(self) -> str:
         """Why the store does not serve; empty while it does."""
-        return ("" if self._embedded is None else self._embedded.trouble) or self._store.trouble
+        return ("" if self._embedded is None else self._embedded.trouble) or self._store.trouble or self._unfit
 
     @property
     def restarts(self) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from sidecar.errors import Outcome, ProblemError
 from sidecar.routing import Match
 from sidecar.server import Inbound
+from sidecar.upstream import Upstream
 
 
 @dataclass(slots=True)
@@ -19,6 +20,7 @@ class Arrival:
     inbound: Inbound
     begin_s: float
     match: Match | None = None
+    upstream: Upstream | None = None
     outcome: Outcome = Outcome.REQUEST_MALFORMED
     status: int = 0
     problem: ProblemError | None = None

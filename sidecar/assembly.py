@@ -48,6 +48,10 @@ class Member:
     socket_path: str
 
 
+# How long connections that are still in use are waited for at the very end.
+CLOSE_S = 2.0
+
+
 class Assembly:
     """What serves the data plane; with the operator's side, unless it is a worker."""
 
@@ -283,7 +287,11 @@ class Assembly:
         await self._administration.close_listener()
         self._listening.remove()
         for upstream in self._proxy.table.upstreams.values():
-            await upstream.close()
+            try:
+                async with asyncio.timeout(CLOSE_S):
+                    await upstream.close()
+            except TimeoutError:
+                pass  # what is still written there is cut with the process
         await self._flights.close()
         await self._store.close()
         for task in self._closing:

@@ -198,7 +198,7 @@ class FingerprintRules:
 
 @dataclass(frozen=True, slots=True)
 class Timeout:
-    """`timeout:`. `receive_s`: the client's upload; `connect_s`: until the first byte; `total_s`: from the first byte written."""
+    """`timeout:`. `receive_s`: the client's upload; `connect_s`: until the first byte; `total_s`: from that byte on."""
 
     receive_s: float = 60.0
     connect_s: float = 5.0

@@ -46,7 +46,7 @@ class Memory:
 class Content:
     """Bytes that arrive in pieces and are read again as often as needed. `close()` frees them."""
 
-    __slots__ = ("_file", "_held", "_memory", "_parts", "size")
+    __slots__ = ("_file", "_held", "_memory", "_parts", "_spools", "size")
 
     def __init__(self, memory: Memory) -> None:
         """`memory`: the process's account, which this content is counted in."""
@@ -55,41 +55,47 @@ class Content:
         self._parts: list[bytes] = []
         self._held = 0
         self._file: IO[bytes] | None = None
+        self._spools = True
 
     def write(self, piece: bytes) -> None:
         """Append `piece`.
 
         Raises: MemoryFullError when neither memory nor a directory has room for it.
         """
-        if self._file is None and self.size + len(piece) > SPOOL_ABOVE_BYTES:
-            self._spool()
+        if self._file is None and self._spools and self.size + len(piece) > SPOOL_ABOVE_BYTES:
+            self._spools = self._spool()
         if self._file is None:
             self._memory.take(len(piece))
             self._held += len(piece)
             self._parts.append(piece)
         else:
             try:
-                self._file.write(piece)
-            except OSError as exc:  # the disk is full
+                written = self._file.write(piece)
+            except OSError as exc:
                 raise MemoryFullError from exc
+            if written != len(piece):  # a disk that fills up takes a part, without a word
+                raise MemoryFullError
         self.size += len(piece)
 
-    def _spool(self) -> None:
+    def _spool(self) -> bool:
+        """Move what is here to a file; False where none can be had, which is not tried again."""
         try:
             # buffering=0: what was written is what is read, and no second copy stays in memory.
             spool = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - it lives as long as this content
         except OSError:
-            return  # nothing is writable here: memory, within its bound
+            return False  # nothing is writable here: memory, within its bound
         try:
-            for part in self._parts:
-                spool.write(part)
+            whole = all(spool.write(part) == len(part) for part in self._parts)
         except OSError:
+            whole = False
+        if not whole:
             spool.close()
-            return
+            return False
         self._file = spool
         self._parts = []
         self._memory.give(self._held)
         self._held = 0
+        return True
 
     @property
     def spooled(self) -> bool:

@@ -16,7 +16,7 @@ from enum import StrEnum
 from sidecar.config import Policy, Route, Twins, Unknown, UpstreamHost
 from sidecar.content import Content, Memory, MemoryFullError
 from sidecar.errors import LostError, NotSentError, Outcome, ProblemError, Sent
-from sidecar.flights import Flight, Flights, LastWord
+from sidecar.flights import Flight, Flights, LastWord, running_s
 from sidecar.key import Key
 from sidecar.logline import Log
 from sidecar.message import Answer, Fields, end_to_end, first
@@ -162,7 +162,7 @@ class Exchanges:
 
     def begin_unreserved(self, sending: Sending) -> asyncio.Task[Found | Reply]:
         """Forward without a reservation, since the store is away and the route says so."""
-        return self._hold(self._forward(sending, self._flights.unreserved(sending.claim, ttl_s=sending.policy.ttl_s)))
+        return self._hold(self._unreserved(sending))
 
     def _hold(self, work: Coroutine[None, None, Found | Reply]) -> asyncio.Task[Found | Reply]:
         task = asyncio.get_running_loop().create_task(work)
@@ -188,6 +188,13 @@ class Exchanges:
         if got.claim.earlier_unknown:
             self._metrics.count("sidecar_resends", sending.route.name, "yes" if sending.route.native else "no")
         return await self._forward(sending, got)
+
+    async def _unreserved(self, sending: Sending) -> Found | Reply:
+        # Looked at again: a twin may have begun since the store was asked. From here to the forwarding nothing waits.
+        own = self._flights.get(sending.claim.record)
+        if own is not None:
+            return own.found(sending.claim.fingerprint)
+        return await self._forward(sending, self._flights.unreserved(sending.claim, ttl_s=sending.policy.ttl_s))
 
     async def _forward(self, sending: Sending, flight: Flight) -> Reply:
         """Send, settle, and say what the client gets. Nothing that happens here leaves the record behind."""
@@ -230,16 +237,19 @@ class Exchanges:
             if number:
                 await asyncio.sleep(retry.backoff_s * 2 ** (number - 1))
             await self._once(sending, flight, course)
-            if number + 1 == retry.attempts or not self._may_repeat(sending, course):
+            if number + 1 == retry.attempts or not self._may_repeat(sending, flight, course):
                 return
             course.begin_again()
+            flight.further = flight.further or course.lost_before
 
-    def _may_repeat(self, sending: Sending, course: _Course) -> bool:
+    def _may_repeat(self, sending: Sending, flight: Flight, course: _Course) -> bool:
         if isinstance(course.failure, NotSentError):
             return True
         native = sending.route.native
         if native is None or native.twins is not Twins.GUARDED:
             return False  # it could be a second mail
+        if flight.window_until_s is not None and running_s() >= flight.window_until_s:
+            return False  # the provider may have forgotten its key by then
         return course.class_ is AnswerClass.LOST or (
             course.received is not None and course.received.answer.status >= 500
         )
@@ -318,8 +328,12 @@ class Exchanges:
         attempt = flight.claim.attempt
         if isinstance(failure, NotSentError) and not course.lost_before:
             verdict = await self._flights.settle(flight, self._release(flight))
-            free = not flight.claim.earlier_unknown and verdict not in (Verdict.UNKNOWN, Verdict.STALE)
-            return Reply(attempt, problem=_unreachable(failure) if free else _unknown(failure.reason, sending))
+            # Where the store did not say: once the lease is over another attempt may have gone out, under `resend`.
+            alone = sending.policy.unknown is Unknown.HOLD or running_s() < flight.lease_until_s
+            ours = verdict is None and alone
+            free = not flight.claim.earlier_unknown and (verdict is Verdict.RELEASED or ours)
+            problem = _unreachable(failure, verdict) if free else _unknown(failure.reason, sending)
+            return Reply(attempt, problem=problem)
         seen = failure.status if isinstance(failure, LostError) else None
         await self._flights.settle(flight, self._lose(flight, seen))
         reason = failure.reason if failure is not None else "connection_terminated"
@@ -391,10 +405,11 @@ def _too_large_to_pass(flight: Flight, course: _Course, status: int) -> ProblemE
     )
 
 
-def _unreachable(failure: NotSentError) -> ProblemError:
+def _unreachable(failure: NotSentError, verdict: Verdict | None) -> ProblemError:
+    key = "The key is free" if verdict is Verdict.RELEASED else "The key is freed once the store answers"
     return ProblemError(
         Outcome.UPSTREAM_UNREACHABLE,
-        f"Not a byte was sent ({failure.reason}). The key is free: repeat the same request.",
+        f"Not a byte was sent ({failure.reason}). {key}: repeat the same request.",
         proxy_status=failure.reason if failure.reason.replace("_", "").isalpha() else "proxy_internal_error",
     )
 

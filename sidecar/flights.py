@@ -24,6 +24,7 @@ LastWord = Callable[[float], Awaitable[Verdict]]
 # within a second of its return; and never more often than 50 times a second.
 LONGEST_TICK_S = 1.0
 SHORTEST_TICK_S = 0.02
+MOST_WHILE_AWAY = 200
 
 
 def running_s() -> float:
@@ -45,6 +46,7 @@ class Flight:
         "claim",
         "commands",
         "doubtful",
+        "further",
         "last_word",
         "lease_until_s",
         "protected",
@@ -56,17 +58,22 @@ class Flight:
         "word_doubtful",
     )
 
-    def __init__(self, claim: Claim, *, asked_at_s: float, ttl_s: float, window_left_ms: int, protected: bool) -> None:
-        """`asked_at_s`: the running clock before the store was asked. `protected`: the store holds its record."""
+    def __init__(
+        self, claim: Claim, *, asked_at_s: float, ttl_s: float, window_left_s: float | None, protected: bool
+    ) -> None:
+        """`asked_at_s`: the running clock before the store was asked. `protected`: the store holds its record.
+
+        `window_left_s`: how long a further attempt under the provider's key is safe, None without such a key.
+        """
         self.claim = claim
         self.ttl_s = ttl_s
         self.protected = protected
         self.reserved_at_s = asked_at_s
         self.lease_until_s = asked_at_s + claim.lease_s
         self.renew_at_s = asked_at_s + claim.lease_s / 3
-        self.window_until_s = (
-            asked_at_s + window_left_ms / 1000 if claim.earlier_unknown and window_left_ms >= 0 else None
-        )
+        self.window_until_s = None if window_left_s is None else asked_at_s + window_left_s
+        # Whether the attempt that comes is a further one, which must be within the window.
+        self.further = claim.earlier_unknown
         self.commands = asyncio.Lock()
         self.settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.last_word: LastWord | None = None
@@ -82,11 +89,14 @@ class Flight:
         left_s = max(0.0, self.lease_until_s - running_s())
         return Outstanding(round(left_s * 1000))
 
+    @property
+    def in_window(self) -> bool:
+        """Whether the provider still knows the key of an earlier attempt, or there was none."""
+        return not self.further or self.window_until_s is None or running_s() < self.window_until_s
+
     def may_write(self) -> bool:
         """The fence: this process's own clock shows the lease, and the provider's window, alive."""
-        now = running_s()
-        in_window = self.window_until_s is None or now < self.window_until_s
-        allowed = in_window and (now < self.lease_until_s or not self.protected)
+        allowed = self.in_window and (running_s() < self.lease_until_s or not self.protected)
         self.begun = self.begun or allowed
         return allowed
 
@@ -156,9 +166,11 @@ class Flights:
             # puts its record back at its next renewal, and this reservation goes.
             self._abandon(owned)
             return mine.found(claim.fingerprint)
-        return self._add(
-            Flight(owned, asked_at_s=asked_at_s, ttl_s=ttl_s, window_left_ms=found.window_left_ms, protected=True)
-        )
+        self._keep_abandoned(owned)
+        left_s = None if found.window_left_ms < 0 else found.window_left_ms / 1000
+        if left_s is not None and not owned.earlier_unknown:
+            left_s -= terms.margin_s  # a later attempt's share is counted by the script
+        return self._add(Flight(owned, asked_at_s=asked_at_s, ttl_s=ttl_s, window_left_s=left_s, protected=True))
 
     def unreserved(self, claim: Claim, *, ttl_s: float) -> Flight:
         """A flight without a reservation, while the store is away and the route says `forward`.
@@ -166,12 +178,17 @@ class Flights:
         It is known to this process, and its answer is recorded once the store is back.
         """
         # The reservation given up on a moment ago has the same token: if it comes to stand it is this flight's.
+        self._keep_abandoned(claim)
+        return self._add(Flight(claim, asked_at_s=running_s(), ttl_s=ttl_s, window_left_s=None, protected=False))
+
+    def _keep_abandoned(self, claim: Claim) -> None:
+        """Release no more what is this claim's own reservation."""
         several = self._abandoned.pop(claim.record, [])
         if kept := [one for one in several if one.claim.token != claim.token]:
             self._abandoned[claim.record] = kept
-        return self._add(Flight(claim, asked_at_s=running_s(), ttl_s=ttl_s, window_left_ms=-1, protected=False))
 
     def _add(self, flight: Flight) -> Flight:
+        assert flight.claim.record not in self._flights, "two flights of one process under one record"
         self._flights[flight.claim.record] = flight
         self._look_in(flight.claim.lease_s / 12)
         return flight
@@ -206,7 +223,7 @@ class Flights:
 
         Raises: NotSentError where this process is not the owner any more, or cannot ask.
         """
-        if flight.window_until_s is not None and running_s() >= flight.window_until_s:
+        if not flight.in_window:
             raise NotSentError("the provider's window is over")
         try:
             renewal = await self._renew(flight)
@@ -229,6 +246,9 @@ class Flights:
                 # It may be applied later, even behind a release: see _end.
                 flight.doubtful = flight.doubtful or exc.applied is None
                 self._metrics.count("sidecar_store_errors", "renew")
+                raise
+            except asyncio.CancelledError:
+                flight.doubtful = True
                 raise
             # After STALE it is asked on: another reservation may go again, and then this flight's record comes back.
             flight.renew_at_s = asked_at_s + flight.claim.lease_s / 3
@@ -263,6 +283,9 @@ class Flights:
                 if flight.word_doubtful:
                     # The word may have been applied. A renewal behind it would put up a record that nobody owns.
                     return None
+            except asyncio.CancelledError:
+                flight.doubtful = flight.word_doubtful = True
+                raise
             else:
                 self._end(flight, verdict)
                 return verdict
@@ -274,6 +297,8 @@ class Flights:
         return None
 
     def _end(self, flight: Flight, verdict: Verdict) -> None:
+        if flight.settled.done():
+            return
         claim = flight.claim
         if self._flights.get(claim.record) is flight:
             del self._flights[claim.record]
@@ -306,6 +331,11 @@ class Flights:
                 if not flight.commands.locked() and (flight.last_word is not None or flight.renew_at_s <= now)
             ]
             due += [self._free(abandoned, now) for several in self._abandoned.values() for abandoned in several]
+            if self._store.trouble:
+                # While the store is away a few find out when it is back; the others would only queue.
+                for idle in due[MOST_WHILE_AWAY:]:
+                    idle.close()
+                del due[MOST_WHILE_AWAY:]
             if not due:
                 continue
             for fault in await asyncio.gather(*due, return_exceptions=True):
@@ -321,8 +351,10 @@ class Flights:
                 pass  # counted; the next tick tries again
         elif now - flight.reserved_at_s > max(flight.ttl_s, flight.claim.lease_s):
             # Nobody would be answered with it any more.
-            self._log.error("outcome-not-recorded", route=flight.claim.route, record=flight.claim.record)
-            self._end(flight, Verdict.UNKNOWN)
+            async with flight.commands:
+                if not flight.settled.done():
+                    self._log.error("outcome-not-recorded", route=flight.claim.route, record=flight.claim.record)
+                    self._end(flight, Verdict.UNKNOWN)
         else:
             await self._speak(flight)
 

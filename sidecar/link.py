@@ -111,6 +111,8 @@ class Link:
                 pause_s = FIRST_PAUSE_S
             except StoreError as exc:
                 self.trouble = exc.reason
+            except Exception as exc:  # noqa: BLE001 - whatever it is, the link tries again and says so
+                self.trouble = f"{type(exc).__name__} while connecting"
             finally:
                 await self._drop()
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, no secret
@@ -154,8 +156,15 @@ class Link:
         await self._ready(self)
 
     def _break(self, reason: str) -> None:
+        # From this moment nothing is written on this connection or read from it: a reply that still comes belongs to
+        # a command that was failed, and the next one in line must not get it.
+        self._open = False
         if self._broken is not None and not self._broken.done():
             self._broken.set_result(reason)
+
+    @property
+    def _over(self) -> bool:
+        return self._broken is None or self._broken.done()
 
     async def _drop(self) -> None:
         self._open = False
@@ -186,6 +195,8 @@ class Link:
             while True:
                 await self._wake.wait()
                 self._wake.clear()
+                if self._over:
+                    return
                 taken = self._take()
                 if not taken:
                     continue
@@ -194,6 +205,8 @@ class Link:
                 await connection.send_packed_command(packed, check_health=False)
         except (RedisError, OSError, TimeoutError) as exc:
             self._break(clause(exc))
+        except Exception as exc:  # noqa: BLE001 - a link that nobody reads any more would hang all who wait on it
+            self._break(f"{type(exc).__name__} on the connection")
 
     async def _read(self, connection: AbstractConnection) -> None:
         try:
@@ -204,6 +217,8 @@ class Link:
                     )
                 except ResponseError as exc:  # an error reply is a reply; LOADING alone is raised as a lost connection
                     reply = exc
+                if self._over:
+                    return
                 if not self._written:
                     raise OSError("a reply nobody asked for")
                 command = self._written.popleft()
@@ -211,6 +226,8 @@ class Link:
                     command.reply.set_result(reply)
         except (RedisError, OSError, TimeoutError) as exc:
             self._break(clause(exc))
+        except Exception as exc:  # noqa: BLE001 - a link that nobody reads any more would hang all who wait on it
+            self._break(f"{type(exc).__name__} on the connection")
 
     def _expire_at(self, deadline_s: float) -> None:
         if self._timer is not None:

@@ -99,7 +99,7 @@ class Node:
         `probe`: the name of a key for that.
         """
         try:
-            for line, link in self._links.items():
+            for line, link in tuple(self._links.items()):
                 if not link.trouble and not (line is Line.CONFIRMING and self._replicas and self._replicas.busy):
                     await link.call("PING")
             if self.refused:

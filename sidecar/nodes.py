@@ -80,7 +80,10 @@ class Nodes(ABC):
         told = ""
         while True:
             await asyncio.sleep(LOOK_S)
-            await self._look_once()
+            try:
+                await self._look_once()
+            except Exception as exc:  # noqa: BLE001 - who looks after the store must not end at one odd look
+                self._report(f"could not be looked at: {type(exc).__name__}")
             trouble = self.trouble
             if bool(trouble) != bool(told):
                 self._report(f"away: {trouble}" if trouble else "serves again")

@@ -12,25 +12,25 @@ from sidecar.errors import LostError, NotSentError, Outcome, ProblemError, Sent
 from sidecar.message import end_to_end, first
 from sidecar.protocol import malformed
 from sidecar.server import NO_CONTENT, Inbound
-from sidecar.upstream import Incoming, Outgoing, Upstream, outgoing_fields
+from sidecar.upstream import Incoming, Outgoing, outgoing_fields
 
 # RFC 9110 section 9.2.1: methods that ask for no action, so that a lost answer loses nothing.
 SAFE = (b"GET", b"HEAD", b"OPTIONS")
 
 
-async def pass_through(arrival: Arrival, upstream: Upstream, content: Content | None) -> None:
+async def pass_through(arrival: Arrival, content: Content | None) -> None:
     """Forward one request and stream its answer back. `content`: where it has been read already.
 
     Raises: ProblemError, while nothing was written to the client; ConnectionError where it left.
     """
-    assert arrival.match is not None
+    assert arrival.upstream is not None
     outgoing = _outgoing(arrival, content)
     inbound = arrival.inbound
     if content is None:
         inbound.go_on()
     arrival.begun = True
     try:
-        incoming = await upstream.send(outgoing, whole=False)
+        incoming = await arrival.upstream.send(outgoing, whole=False)
     except NotSentError as exc:
         raise _unreachable(exc) from exc
     except LostError as exc:

@@ -17,12 +17,11 @@ from sidecar.flights import Flights
 from sidecar.intake import AWAY_S, Taken, of_this_request
 from sidecar.key import Key
 from sidecar.logline import Log
-from sidecar.message import first
+from sidecar.message import values
 from sidecar.metrics import Metrics
 from sidecar.record import Completed, Found, Refuse, Replay, Unreadable, Wait, decide, resolved_problem
 from sidecar.replay import replay
 from sidecar.store import Claim
-from sidecar.upstream import Upstream
 
 # An arrival that waits looks again after this long, doubled up to a second; at once where the owner is in its process.
 FIRST_LOOK_S = 0.05
@@ -50,6 +49,7 @@ class Protected:
         content coding may unfold for a retry that does not take it.
         """
         self.waiting = 0
+        self.behind = 0
         self.unprotected = 0
         self.closed = False
         self._flights = flights
@@ -61,36 +61,40 @@ class Protected:
         self._unfold_bytes = unfold_bytes
         self._number = 0
 
-    def sending(self, arrival: Arrival, upstream: Upstream, send: Send, key: Key, taken: Taken) -> Sending:
+    def sending(self, arrival: Arrival, send: Send, key: Key, taken: Taken) -> Sending:
         """Everything an attempt needs: the request, and the claim on its record."""
         match, fields = arrival.match, arrival.inbound.fields
         assert match is not None
+        assert arrival.upstream is not None
         route, policy = match.route, send.policy
-        self._number += 1
         claim = Claim(
             record=keys.record_id(keys.scope(route, fields), key),
             route=route.name,
-            token=b"%b-%x" % (self._token, self._number),
+            token=self._next_token(),
             fingerprint=taken.fingerprint,
             algorithm=ALGORITHM if route.fingerprint.enabled else b"off",
             lease_s=policy.lease_s,
             hold_for_s=policy.hold_for_s,
             native=native_value(route, key),
             credential=keys.credential(route, fields),
-            accept_encoding=first(fields, b"accept-encoding") or b"",
+            accept_encoding=b", ".join(values(fields, b"accept-encoding")),
             key_text=key.value if route.record_key is RecordKey.TEXT else b"",
         )
         arrival.record = claim.record
         return Sending(
             route=route,
             policy=policy,
-            upstream=upstream,
+            upstream=arrival.upstream,
             method=arrival.inbound.method,
             target=match.target,
             fields=fields,
             content=taken.content,
             claim=claim,
         )
+
+    def _next_token(self) -> bytes:
+        self._number += 1
+        return b"%b-%x" % (self._token, self._number)
 
     async def answer(self, arrival: Arrival, sending: Sending) -> None:
         """Answer the client: with the exchange's reply, a replay, or a problem. Frees the content, now or later.
@@ -126,6 +130,8 @@ class Protected:
                 case Wait(problem) if self.closed or loop.time() >= until_s:
                     raise problem
                 case _:
+                    # The next ask is another one: what this one gave up is released under its own token.
+                    sending.claim = replace(sending.claim, token=self._next_token())
                     await self._wait(sending, min(pause_s, until_s - loop.time()), until_s)
                     pause_s = min(2 * pause_s, LONGEST_LOOK_S)
 
@@ -134,6 +140,9 @@ class Protected:
         own = self._flights.get(sending.claim.record)
         if own is not None:
             return own.found(sending.claim.fingerprint)
+        if self.closed:
+            detail = of_this_request("This sidecar shuts down; ask another one, or later.")
+            raise ProblemError(Outcome.DRAINING, detail, retry_after_s=AWAY_S)
         arrival.begun = True
         try:
             found = await self._await(arrival, self._exchanges.begin(sending), sending)
@@ -155,11 +164,13 @@ class Protected:
         except asyncio.CancelledError:
             if not task.cancelled():
                 arrival.logged = arrival.left = arrival.behind = True
+                self.behind += 1
                 task.add_done_callback(lambda done: self._left_behind(arrival, done, sending))
             raise
 
     def _left_behind(self, arrival: Arrival, task: asyncio.Task[Found | Reply], sending: Sending) -> None:
         """An exchange without a client has ended: its line is written, its contents are freed."""
+        self.behind -= 1
         sending.content.close()
         if task.cancelled():
             arrival.outcome = Outcome.OUTCOME_UNKNOWN
@@ -203,10 +214,11 @@ class Protected:
             raise resolved_problem(completed)
         if not completed.kept:
             raise not_kept_problem(status, sent=Sent.UNKNOWN if 200 <= status < 300 else Sent.NO)
+        accepted = values(arrival.inbound.fields, b"accept-encoding")
         answer = replay(
             completed,
             route,
-            accept_encoding=first(arrival.inbound.fields, b"accept-encoding"),
+            accept_encoding=b", ".join(accepted) if accepted else None,
             date=formatdate(usegmt=True).encode("ascii"),
             limit_bytes=self._unfold_bytes,
         )

@@ -45,6 +45,8 @@ from sidecar.upstream import Upstream
 
 # How many paths are named in the log as passed with a key; a scan of many must not fill it.
 MOST_NAMED = 20
+# How far a stored answer may unfold for a retry that does not take its coding: it is done in one go.
+UNFOLDED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,7 @@ class Proxy:
         self._metrics = metrics
         self._log = log
         self._help_url = help_url
+        self._flights = flights
         self._protected = Protected(
             flights=flights,
             exchanges=exchanges,
@@ -90,7 +93,7 @@ class Proxy:
             log=log,
             account=self._account,
             token=token,
-            unfold_bytes=limits.request_bytes,
+            unfold_bytes=UNFOLDED * limits.stored_response_bytes,
         )
 
     @property
@@ -187,13 +190,14 @@ class Proxy:
     # Steps 1 and 2: route, then key.
 
     async def _walk(self, arrival: Arrival, listener: Address | None) -> None:
-        inbound = arrival.inbound
-        self._admit()
+        inbound, table = arrival.inbound, self.table
         declared = inbound.check(self._limits.header_bytes)
-        match = self.table.router.match(
+        match = table.router.match(
             listener=listener, host=first(inbound.fields, b"host"), method=inbound.method, target=inbound.target
         )
-        arrival.match = match
+        # Route and upstream of one table: the configuration may be read again while this request runs.
+        arrival.match, arrival.upstream = match, table.upstreams[match.route.name]
+        self._admit()
         _check_connection(match.route, inbound.fields)
         inbound.expects_continue()
         if not match.sends:
@@ -237,7 +241,8 @@ class Proxy:
         if self.closed:
             detail = of_this_request("This sidecar shuts down; ask another one, or later.")
             raise ProblemError(Outcome.DRAINING, detail, retry_after_s=AWAY_S)
-        if self.under_way > self._limits.outstanding:
+        # Exchanges whose clients left still hold their content and a connection.
+        if self.under_way + self._protected.behind + self._flights.unsettled > self._limits.outstanding:
             detail = of_this_request("Too many requests are under way (limits.outstanding).")
             raise ProblemError(Outcome.OVERLOADED, detail, retry_after_s=AWAY_S)
 
@@ -252,7 +257,11 @@ class Proxy:
         names = discriminators(match)
         key = keys.find(match.route, arrival.inbound.fields)
         taken = await self._take(arrival, match.route, key, names)
-        send = await self._meant(arrival, match, taken)
+        try:
+            send = await self._meant(arrival, match, taken)
+        except BaseException:
+            taken.content.close()  # the client left while it was read once more
+            raise
         if send is None:
             arrival.outcome = Outcome.PASSED
             await self._pass(arrival, taken.content)
@@ -290,8 +299,7 @@ class Proxy:
             return
         arrival.send = send.text
         self.sends += 1
-        upstream = self.table.upstreams[route.name]
-        await self._protected.answer(arrival, self._protected.sending(arrival, upstream, send, key, taken))
+        await self._protected.answer(arrival, self._protected.sending(arrival, send, key, taken))
 
     async def _keyless_send(self, arrival: Arrival, send: Send, content: Content | None) -> None:
         """A send without a key: refused, or forwarded unprotected, as the route says."""
@@ -310,9 +318,8 @@ class Proxy:
         await self._pass(arrival, content)
 
     async def _pass(self, arrival: Arrival, content: Content | None) -> None:
-        assert arrival.match is not None
         try:
-            await pass_through(arrival, self.table.upstreams[arrival.match.route.name], content)
+            await pass_through(arrival, content)
         finally:
             if content is not None:
                 content.close()

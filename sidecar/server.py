@@ -20,6 +20,7 @@ PIECE_BYTES = 64 * 1024
 NO_CONTENT = (204, 304)
 # A client that takes nothing of its answer for so long has left, whatever its connection says.
 SILENT_S = 60.0
+AT_ONCE_BYTES = 32 * 1024
 # RFC 3986 section 3.2.2, and an empty one, which RFC 9112 section 3.2 allows.
 HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-9]*)?")
 
@@ -116,8 +117,8 @@ class Inbound:
         Raises: ConnectionError where it left, or took nothing for a minute.
         """
         transport = self.request.transport
-        if transport is None or transport.get_write_buffer_size() == 0:
-            await self.request.writer.write(piece)
+        if transport is None or (transport.get_write_buffer_size() == 0 and len(piece) <= AT_ONCE_BYTES):
+            await self.request.writer.write(piece)  # it fits below the transport's mark, so nothing waits
             return
         try:
             async with asyncio.timeout(SILENT_S):

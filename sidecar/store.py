@@ -243,8 +243,13 @@ class Store:
         begin_s = time.perf_counter()
         answered = await self._nodes.call(line, tag, deadline, "EVALSHA", self._scripts.sha[script], *arguments)
         if isinstance(answered.reply, NoScriptError):
-            # It did not run, so running it by its text is not a repeat.
-            answered = await self._nodes.call(line, tag, deadline, "EVAL", self._scripts.text[script], *arguments)
+            # It did not run, so running it by its text is no repeat; of an earlier writing nobody knows.
+            doubtful = answered.doubtful
+            try:
+                answered = await self._nodes.call(line, tag, deadline, "EVAL", self._scripts.text[script], *arguments)
+            except StoreError as exc:
+                raise StoreError(exc.reason, applied=None if doubtful else exc.applied) from exc
+            answered = replace(answered, doubtful=answered.doubtful or doubtful)
         if isinstance(answered.reply, RedisError):
             raise self._away(line, answered)
         result: list[Any] = answered.reply

@@ -103,10 +103,10 @@ async def test_flight_without_a_reservation_takes_the_one_given_up_on(
 # The fence, and what arrivals are told.
 
 
-def flight_of(one: Claim, *, ago_s: float = 0, window_left_ms: int = -1, protected: bool = True) -> Flight:
+def flight_of(one: Claim, *, ago_s: float = 0, window_left_s: float | None = None, protected: bool = True) -> Flight:
     """A flight that asked `ago_s` seconds ago."""
     asked_at_s = running_s() - ago_s
-    return Flight(one, asked_at_s=asked_at_s, ttl_s=60, window_left_ms=window_left_ms, protected=protected)
+    return Flight(one, asked_at_s=asked_at_s, ttl_s=60, window_left_s=window_left_s, protected=protected)
 
 
 async def test_fence_is_dead_when_the_lease_is_over() -> None:
@@ -165,14 +165,14 @@ async def test_fence_is_not_renewed_where_the_store_cannot_be_asked(faulty: Lab,
 
 async def test_window_of_the_provider_is_a_fence_of_its_own(lab: Lab) -> None:
     later = claim(earlier_unknown=True)
-    assert flight_of(later, window_left_ms=60_000).may_write()
-    over = flight_of(later, window_left_ms=1000, ago_s=1)
+    assert flight_of(later, window_left_s=60).may_write()
+    over = flight_of(later, window_left_s=1, ago_s=1)
     assert not over.may_write()
     with pytest.raises(NotSentError, match="window"):
         await lab.renew_for_write(over)
     # A first attempt has no window behind it, nor has a provider without a key of its own.
-    assert flight_of(claim(), window_left_ms=0).may_write()
-    assert flight_of(later, window_left_ms=-1).may_write()
+    assert flight_of(claim(), window_left_s=0).may_write()
+    assert flight_of(later, window_left_s=None).may_write()
 
 
 async def test_arrival_at_a_flight_is_told_of_the_lease_or_of_other_content() -> None:

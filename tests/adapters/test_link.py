@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import random
 import re
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -381,3 +382,64 @@ async def test_server_that_loads_its_data_says_so(private_store: RedisServer) ->
         await loaded
         await until(lambda: not link.trouble, 5)
         assert await link.call("GET", "k7") == b"v"
+
+
+async def late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answers `first` just before its time is over, everything else at once."""
+    try:
+        while data := await reader.read(65536):
+            if b"first" in data:
+                await asyncio.sleep(0.195)
+                writer.write(b"$5\r\nfirst\r\n")
+            elif b"second" in data:
+                writer.write(b"$6\r\nsecond\r\n")
+            else:
+                writer.write(b"+PONG\r\n" * data.count(b"PING"))
+    except ConnectionError:
+        pass
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize("loop_factory", [None, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_reply_that_comes_in_a_stall_over_its_deadline_reaches_no_other_command(
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None,
+) -> None:
+    # The timer, the reply and the next command fall into one turn of the loop: the reply is of the failed command.
+    port = free_port()
+    ready, over = threading.Event(), threading.Event()
+
+    async def serve() -> None:
+        server = await asyncio.start_server(late, "127.0.0.1", port)
+        ready.set()
+        await asyncio.to_thread(over.wait)
+        server.close()
+        await asyncio.sleep(0.05)  # the ends of the connections
+
+    serving = threading.Thread(target=lambda: asyncio.run(serve()))
+    serving.start()
+    ready.wait(5)
+
+    async def stalled(link: Link) -> object:
+        await asyncio.sleep(0.185)
+        end = time.monotonic() + 0.03
+        while time.monotonic() < end:
+            pass  # a stall
+        return await link.call("ECHO", "second")
+
+    async def ask() -> list[object]:
+        seen: list[object] = []
+        async with started(f"redis://127.0.0.1:{port}/0", timeout_s=0.2) as link:
+            for _ in range(6):
+                await until(lambda: not link.trouble, 5)
+                first = link.call("ECHO", "first")
+                seen.append((await asyncio.gather(stalled(link), first, return_exceptions=True))[0])
+        return seen
+
+    try:
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            seen = runner.run(ask())
+    finally:
+        over.set()
+        serving.join(10)
+    assert [reply for reply in seen if reply == b"first"] == []

@@ -70,4 +70,3 @@ def free_port() -> int:
             except OSError:
                 continue
             return port
-

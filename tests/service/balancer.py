@@ -68,6 +68,8 @@ class Balancer:
 
     async def _look(self, backend: Backend) -> None:
         backend.ready = await _is_ready(backend.sidecar)
+        while backend.idle and not backend.ready:
+            backend.idle.pop().close()
 
     def _next(self, but: Backend | None = None) -> Backend | None:
         """The next one that is ready; one that is not where there is no other."""
@@ -91,7 +93,7 @@ class Balancer:
         for _ in range(2):
             assert backend is not None
             try:
-                client = backend.idle.pop() if backend.idle else await Client.open(backend.sidecar.base)
+                client = _kept(backend) or await Client.open(backend.sidecar.base)
             except OSError:
                 # Not a byte was sent: the one case in which another one may be asked.
                 backend = self._next(but=backend)
@@ -117,6 +119,16 @@ class Balancer:
     def _fail(self, why: str) -> bytes:
         self.failed.append(why)
         return b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n"
+
+
+def _kept(backend: Backend) -> Client | None:
+    """An idle connection that has not ended, as far as can be seen."""
+    while backend.idle:
+        client = backend.idle.pop()
+        if not client.reader.at_eof() and not client.writer.transport.is_closing():
+            return client
+        client.close()
+    return None
 
 
 async def _is_ready(sidecar: Sidecar) -> bool:

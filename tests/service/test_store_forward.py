@@ -62,3 +62,18 @@ async def test_forwarded_and_lost_is_unknown_once_the_store_is_back(shared: Lab,
     await mend(shared, store_front)
     unknown(await shared.retry(shared.one, lambda one: one.status != 409, key, target=FORWARD))
     assert shared.count(key) == 1
+
+
+@pytest.mark.case("C199")
+@pytest.mark.parametrize("gap_s", [0, 0.2])
+async def test_twins_that_arrive_before_the_store_is_given_up_on_are_one_mail(
+    shared: Lab, store_front: StoreProxy, gap_s: float
+) -> None:
+    key = fresh()
+    await store_front.refuse()
+    first = asyncio.create_task(shared.one.send(key, target=FORWARD))
+    await asyncio.sleep(gap_s)
+    second = asyncio.create_task(shared.one.send(key, target=FORWARD))
+    answers = await asyncio.gather(first, second)
+    assert sorted(answer.status for answer in answers) in ([200, 200], [200, 409])
+    assert shared.count(key) == 1

@@ -12,7 +12,7 @@ from contextlib import suppress
 from harness import RedisServer, Sidecar, StoreProxy, Upstream
 
 from storm.history import Fault, History
-from storm.mix import LEASE_S, Mix, draw, some_s, source
+from storm.mix import LEASE_S, STORE_TIMEOUT_S, Mix, draw, some_s, source
 from storm.provider import Provider
 
 
@@ -96,6 +96,7 @@ class Faults:
             "term": lambda rng: self._end(one, rng, signal.SIGTERM),
             "now": lambda rng: self._end(one, rng, signal.SIGTERM, signal.SIGTERM),
             "stop": lambda rng: self._while(rng, one.pause, one.resume),
+            "doze": lambda rng: self._doze(one, front, rng),
         }
         return self._busy[number], ends[kind]
 
@@ -136,6 +137,16 @@ class Faults:
         with suppress(AssertionError, TimeoutError):
             await one.ready(4.0)
         return code
+
+    async def _doze(self, one: Sidecar, front: StoreProxy, rng: random.Random) -> None:
+        front.freeze()
+        await asyncio.sleep(some_s(rng, 0.01, STORE_TIMEOUT_S / 2))
+        one.pause()
+        front.thaw()
+        try:
+            await asyncio.sleep(some_s(rng, 0.5 * STORE_TIMEOUT_S, 2 * STORE_TIMEOUT_S))
+        finally:
+            one.resume()
 
     # The store, and what is before it.
 

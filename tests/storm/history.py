@@ -128,7 +128,7 @@ class Fault:
     @property
     def ends_an_owner(self) -> bool:
         """Whether it may keep an owner from settling: for ever, for longer than a lease, or as its exit code said."""
-        return self.kind in ("kill", "stop", "now") or (self.kind == "term" and self.code != 0)
+        return self.kind in ("kill", "stop", "doze", "now") or (self.kind == "term" and self.code != 0)
 
     def during(self, begin_s: float, end_s: float) -> bool:
         """Whether it overlaps a time."""

@@ -156,7 +156,7 @@ def clients_that_stay_are_answered(run: Indexed) -> Iterator[Finding]:
     for one in run.arrivals:
         if one.end not in (End.CUT, End.UNANSWERED):
             continue
-        if not any(fault.kind in ("kill", "stop", "now", "term") for fault in _its_faults(run, one, 0.1)):
+        if not any(fault.kind in ("kill", "stop", "doze", "now", "term") for fault in _its_faults(run, one, 0.1)):
             yield Finding("no-answer", one.key, f"arrival {one.number} stayed and was not answered ({one.end})")
 
 

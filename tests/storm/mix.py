@@ -57,6 +57,7 @@ MANNERS = {
 FAULTS = {
     "kill": 6,
     "stop": 8,
+    "doze": 6,  # stopped with commands under way, for about a store time-out: their replies are there when it wakes
     "term": 4,
     "now": 1,  # SIGTERM twice
     "store-kill": 3,

@@ -9,6 +9,7 @@ from storm.history import Arrival, History, Request
 from storm.run import Result
 
 SHOWN_KEYS = 3
+NEAR_S = 1.0
 
 
 def table(result: Result) -> str:
@@ -64,17 +65,18 @@ def story(history: History, key: str) -> str:
             lines += _of_request(request)
     if not lines:
         return ""
-    begin_s, end_s = min(lines)[0], max(lines)[0]
-    lines += _of_faults(history, begin_s - 2, end_s + 2)
+    begin_s = min(lines)[0]
+    lines += _of_faults(history, [at_s for at_s, _ in lines])
     text = [f"{at_s - begin_s:9.3f}  {what}" for at_s, what in sorted(lines)]
     text += [f"{'at the end':>9} {record}" for record in history.left if record.key == key]
     return "\n".join([f"key {key}", *text])
 
 
-def _of_faults(history: History, begin_s: float, end_s: float) -> list[tuple[float, str]]:
+def _of_faults(history: History, times_s: list[float]) -> list[tuple[float, str]]:
+    """The faults near to when something happened."""
     lines: list[tuple[float, str]] = []
     for fault in history.faults:
-        if fault.during(begin_s, end_s):
+        if any(fault.during(at_s - NEAR_S, at_s + 0.1) for at_s in times_s):
             where = "" if fault.target < 0 else f" of sidecar {fault.target}"
             lines.append((fault.begin_s, f"fault     {fault.kind}{where}"))
             if fault.end_s is not None and fault.end_s - fault.begin_s > 0.001:
