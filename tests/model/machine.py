@@ -269,6 +269,11 @@ class RecordMachine(RuleBasedStateMachine):
         """Whoever owns the record owns it no more."""
         self._wait(4 * STEP_S)
 
+    @rule()
+    def let_the_window_end(self) -> None:
+        """And the time of an answer, though not that of what is unsettled."""
+        self._wait(18 * STEP_S)
+
     @precondition(lambda self: self.forgets)
     @rule()
     def forget_everything(self) -> None:
@@ -343,7 +348,6 @@ class RecordMachine(RuleBasedStateMachine):
         real, told = self.world.record(self.name), self.model.record
         if told is None:
             assert real == {}, real
-            self.doubts.clear()
             return
         assert real, told
         left_s = real.pop("left_s")
@@ -379,6 +383,8 @@ class RecordMachine(RuleBasedStateMachine):
     def _as_it_was(self) -> None:
         now = self.world.record(self.name)
         was, self.last = self.last, now
+        if not now:
+            self.doubts.clear()  # what comes under this key is a new mail
         if was.get("state") == "completed" and now and not self._disturbed:
             assert now["left_s"] <= was["left_s"]
             assert {**now, "left_s": 0} == {**was, "left_s": 0}
