@@ -32,9 +32,10 @@ _MORE = -1
 _REST = -2
 
 _SPACE = r"[ \t\n\r]*+"
-_STRING = r'[^"\\\x00-\x1f]*+(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*+)*+'
+# No group is possessive: Python 3.11.0 to 3.11.4 match those wrongly. What follows leaves them nothing to give back.
+_STRING = r'[^"\\\x00-\x1f]*+(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*+)*'
 # A number has ended only where something stands that cannot continue it.
-_SCALAR = r"-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?+(?:[eE][+-]?[0-9]++)?+(?=[,\]} \t\n\r])|true|false|null"
+_SCALAR = r"-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?(?=[,\]} \t\n\r])|true|false|null"
 _VALUE = rf'(?:(?:"({_STRING})"|({_SCALAR})){_SPACE}([,%s])|([{{\[]))'
 # The whole of `"name": value,` in one match, and of `value,`: nearly everything in an ordinary mail.
 _member = re.compile(rf'{_SPACE}"({_STRING})"{_SPACE}:{_SPACE}{_VALUE % "}"}').match

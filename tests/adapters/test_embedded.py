@@ -312,12 +312,20 @@ def test_directory_that_is_a_file_is_refused(tmp_path: Path) -> None:
         Embedded(str(path), memory_bytes=MIB, report=print).launch()
 
 
+# Imports come first, and the binary is copied: the user may see neither Python nor the checkout.
+AS_ANY_USER = """
+import os, shutil, sys, tempfile
+import sidecar.embedded as made
+copy = shutil.copy(made.server_binary(), os.path.dirname(sys.argv[1]))
+os.chmod(copy, 0o755)
+made.server_binary = lambda: copy
+os.getuid() == 0 and os.setuid(10001)
+"""
+
+
 def test_directory_of_another_user_is_refused() -> None:
-    program = SIDECAR.replace(
-        'print("imported", flush=True)',
-        # No mode stops root. Imports come first: the user may not see where Python lives.
-        "import os, tempfile; os.getuid() == 0 and os.setuid(10001)",
-    )
+    # No mode stops root.
+    program = SIDECAR.replace('print("imported", flush=True)', AS_ANY_USER)
     with tempfile.TemporaryDirectory() as path:
         os.chmod(path, 0o555)
         command = [sys.executable, "-c", program, f"{path}/data"]
@@ -330,9 +338,7 @@ def test_directory_of_another_user_is_refused() -> None:
 
 
 async def test_any_user_may_run_it() -> None:
-    program = SIDECAR.replace("print(", "os.getuid() == 0 and os.setuid(10001)\nprint(", 1).replace(
-        "import asyncio", "import os, asyncio"
-    )
+    program = SIDECAR.replace("print(", f"{AS_ANY_USER}\nprint(", 1)
     with tempfile.TemporaryDirectory() as path:
         os.chmod(path, 0o777)
         child = await Child(Path(path) / "data", program).imported()

@@ -6,56 +6,30 @@ scripts should agree on something wrong.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from harness.stores import claim, name
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from model.attempts import (
+    HOLD_S,
+    LEASE_S,
+    NEAR_S,
+    OWNERS,
+    QUIET_S,
+    STEP_S,
+    TERMS,
+    TTL_S,
+    Attempt,
+    answers,
+    owners,
+)
 from model.record_model import Model, Record
 from model.world import Image, World
 from sidecar.message import Answer
 from sidecar.record import Found, Later, Outstanding, Renewal, Reserved, Settled, Settlement, Verdict
-from sidecar.store import Claim, Terms
-
-# Time goes in steps of STEP_S, and no limit is a multiple of it: the few ms that a real step takes decide nothing.
-STEP_S = 20
-LEASE_S, HOLD_S, TTL_S, AFTER_S, QUIET_S = 70.0, 610.0, 310.0, 35.0, 35.0
-TERMS = {
-    "hold": Terms(resend=False, window_s=None, margin_s=50, resend_after_s=0, longest_s=40),
-    "resend": Terms(resend=True, window_s=397, margin_s=50, resend_after_s=0, longest_s=40),
-    "later": Terms(resend=True, window_s=397, margin_s=50, resend_after_s=AFTER_S, longest_s=40),
-    "anyway": Terms(resend=True, window_s=None, margin_s=50, resend_after_s=0, longest_s=40),
-}
-NEAR_S = 4.0
-OWNERS = 4
-
-ANSWERS = (
-    Answer(200, b"OK", ((b"X-A", b"caf\xe9"), (b"x-a", b"")), b'{"id":"1"}'),
-    Answer(202, b"Accepted", (), b"\x00\xff"),
-    Answer(422, b"Unprocessable", ((b"X-A", b"1"),), b"no"),
-    Answer(400, b"Bad", (), b""),
-)
-answers = st.sampled_from(ANSWERS)
-owners = st.integers(0, OWNERS - 1)
-
-
-@dataclass(slots=True)
-class Attempt:
-    """One attempt. `asked`: the claim it reserves with; `real` and `told`: as it owns it, in real and in model time.
-
-    `alive_until_s`: until when it may write its first byte, as its own clock shows it. `ended`: its last word is said.
-    """
-
-    asked: Claim
-    real: Claim
-    told: Claim
-    terms: Terms
-    born_s: float
-    granted: bool = False
-    ended: bool = False
-    alive_until_s: float = 0.0
 
 
 class RecordMachine(RuleBasedStateMachine):

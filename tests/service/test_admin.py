@@ -125,7 +125,7 @@ async def test_each_outcome_moves_one_counter_by_one_and_writes_one_line(
         held.append(asyncio.create_task(pair.send("held 3")))
         await pair.upstream.reached(count + 4)
         assert await pair.sidecar.metric("sidecar_outstanding") == 4
-        await expect("-", "overloaded", lambda: pair.send("one"))
+        await expect("mail", "overloaded", lambda: pair.send("one"))
         release.set()
         assert [(await one).status for one in held] == [200] * 4
         done["mail", "forwarded"] += 4
