@@ -64,9 +64,16 @@ def free_port() -> int:
     """
     while True:
         port = random.randint(15_000, 32_000)
+        if port in _handed_out:
+            continue
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
-            return port
+        _handed_out.add(port)
+        return port
+
+
+# By this process: who was given one may not have bound it yet.
+_handed_out: set[int] = set()
