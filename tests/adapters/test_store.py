@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 
@@ -434,3 +435,24 @@ async def test_full_store_renews_releases_and_replays(private_store: RedisServer
         assert isinstance(await records.reserve(rival(again), HOLD), Held)
         private_store.command("CONFIG", "SET", "maxmemory", 0)
         assert await complete(records, kept) is Verdict.COMPLETED
+
+
+@pytest.mark.case("C294")
+@pytest.mark.parametrize("behind_s", [-600, 600])
+async def test_wall_clocks_that_differ_by_minutes_change_nothing(
+    records: Store, store: RedisServer, behind_s: int
+) -> None:
+    async with connected(store.url) as other:
+        # Of this process alone: what is asked of `other` is told by a clock minutes away.
+        other._wall_ms = lambda: (time.time_ns() // 1_000_000) - behind_s * 1000
+        one = await reserve(records, claim())
+        found = await other.reserve(rival(one), HOLD)
+        assert isinstance(found, Outstanding)
+        assert 59_000 < found.left_ms <= 60_000
+        lapse(store, one)
+        assert await other.reserve(rival(one), HOLD) == Held("owner-lost", "")
+        later = await reserve(other, rival(one), RESEND)
+        assert await records.renew(one) is Renewal.STALE
+        assert await complete(other, later) is Verdict.COMPLETED
+        assert isinstance(await records.reserve(rival(one), HOLD), Completed)
+        assert 3_599_000 < pttl(store, one) <= 3_600_000
